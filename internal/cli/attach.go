@@ -81,9 +81,12 @@ func (f *Foreground) Run(ctx context.Context, signals *Interrupts,
 	if f.Interactive {
 		// Not waited for: a read from a terminal cannot be called back.
 		go func() {
-			if err := f.feed(process.Stdin()); err != nil {
+			stdin := process.Stdin()
+			// The error is there before the program can see the end.
+			if err := f.feed(stdin); err != nil {
 				inputErr.Store(&err)
 			}
+			stdin.Close()
 		}()
 	}
 	if f.TTY {
@@ -111,8 +114,7 @@ func cause(ctx context.Context, err error) error {
 
 // feed copies the input to its end. A program that does not want any more is
 // no fault; an input that cannot be read is.
-func (f *Foreground) feed(stdin io.WriteCloser) error {
-	defer stdin.Close()
+func (f *Foreground) feed(stdin io.Writer) error {
 	buf := make([]byte, guestapi.MaxFrame)
 	for {
 		n, err := f.In.Read(buf)

@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"unicode"
-	"unicode/utf8"
+
+	"github.com/warren-vm/warren/internal/guestapi"
 )
 
 // The exit codes of every command. A command that runs a program in a guest
@@ -88,8 +88,8 @@ func ExitCode(err error) int {
 // PrintError writes err as "program: what failed" and its remedies, one to an
 // indented line: what follows the first "; " of a message, its further lines,
 // and the advice of an Advised. Several faults joined by errors.Join come one
-// after the other. Control characters are taken out, as parts of a message
-// may come from a guest. An Exit without an error prints nothing.
+// after the other. Control characters are replaced, as parts of a message may
+// come from a guest. An Exit without an error prints nothing.
 func PrintError(w io.Writer, program string, err error) {
 	if err == nil {
 		return
@@ -157,18 +157,7 @@ func writeFault(b *strings.Builder, program string, err error) {
 	}
 }
 
-// Clean makes a text that may come from a guest safe to show: no control
-// characters, no escape sequences, no direction overrides, no broken UTF-8.
-// Tabs become spaces.
+// Clean makes a text that may come from a guest safe to show on one line.
 func Clean(s string) string {
-	clean := func(r rune) rune {
-		switch {
-		case r == '\t':
-			return ' '
-		case r == utf8.RuneError, unicode.IsControl(r), unicode.Is(unicode.Cf, r):
-			return -1
-		}
-		return r
-	}
-	return strings.Map(clean, s)
+	return strings.ReplaceAll(guestapi.CleanText(s), "\n", " ")
 }

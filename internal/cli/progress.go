@@ -24,7 +24,6 @@ type Progress struct {
 	mu    sync.Mutex
 	step  string
 	since time.Time
-	drawn bool
 	stop  chan struct{} // closed by Done; nil when no line is drawn
 	ended chan struct{}
 }
