@@ -1,6 +1,10 @@
 package bench
 
-type bed struct{}
+import "context"
+
+type bed struct{ host Machine }
+
+func newBed(ctx context.Context, o Options) (*bed, error) { return nil, nil }
 
 func boot() Benchmark {
 	return Benchmark{Name: "boot", Title: "cold start to first output", Floor: "plain QEMU", Unit: Milliseconds, N: 20, Bars: []Bar{{Of: "ratio", AtMost: 1.3}}}
