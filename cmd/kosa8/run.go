@@ -1,0 +1,210 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/warren-vm/warren/internal/cli"
+	"github.com/warren-vm/warren/internal/guestapi"
+	"github.com/warren-vm/warren/internal/machine"
+)
+
+// baseImage is the only image there is until containers exist: the guest
+// image's own root.
+const baseImage = "base"
+
+// runOptions is the command line of run, checked.
+type runOptions struct {
+	machine machine.Options
+	exec    guestapi.ExecRequest
+	timeout time.Duration
+
+	interactive bool
+	quiet       bool
+	timings     bool
+}
+
+func newRun(s streams) *cobra.Command {
+	var o runOptions
+	var env []string
+	c := runCommand(s, &o, &env)
+	c.RunE = func(c *cobra.Command, args []string) error {
+		if err := o.complete(c, s, args, env); err != nil {
+			return err
+		}
+		return run(c.Context(), s, o)
+	}
+	return c
+}
+
+// runCommand is the command line of run, with its flags bound to o and env.
+func runCommand(s streams, o *runOptions, env *[]string) *cobra.Command {
+	c := &cobra.Command{
+		Use:   "run [flags] IMAGE [--] PROGRAM [ARG...]",
+		Short: "Run a program in a throw-away VM",
+		Long: `Run a program in a VM of its own that is gone when the program ends.
+
+Standard output, standard error and the exit code are the program's, byte for
+byte. Standard input is passed on with -i only. A first Ctrl-C goes to the
+program, a second ends the VM.
+
+The only image so far is "base", Debian with the usual tools. The VM has no
+network. No shell is involved: use "sh -c" for one.
+
+` + cli.ExitHelp,
+		Example: `  kosa8 run base -- uname -a
+  kosa8 run -i base -- tar -tz < backup.tar.gz
+  kosa8 run -it base                               a shell
+  kosa8 run -e GREETING=hello -w /tmp base -- sh -c 'echo $GREETING from $PWD'
+  kosa8 run --cpus 1 --memory 256m --timeout 30s base -- ./long-job`,
+		Args: cobra.ArbitraryArgs,
+	}
+	f := c.Flags()
+	// What follows IMAGE belongs to the program.
+	f.SetInterspersed(false)
+	f.BoolVarP(&o.interactive, "interactive", "i", false, "pass standard input to the program")
+	f.BoolVarP(&o.exec.TTY, "tty", "t", false, "give the program a terminal (with -i when run from one)")
+	f.StringArrayVarP(env, "env", "e", nil, "set `NAME=VALUE`, or pass NAME on from the environment; repeatable")
+	f.StringVarP(&o.exec.Dir, "workdir", "w", "", "start in `folder` of the guest (default: the user's home)")
+	f.StringVarP(&o.exec.User, "user", "u", "", "run as `user`: a name, uid or uid:gid (default root)")
+	f.IntVar(&o.machine.CPUs, "cpus", machine.DefaultCPUs, "virtual processors")
+	f.Var(&value{kind: "size", text: cli.FormatMB(machine.DefaultMemMB), set: func(s string) (err error) {
+		o.machine.MemMB, err = parseMemory(s)
+		return err
+	}}, "memory", "memory of the VM: 512m, 2g")
+	f.Var(&value{kind: "duration", set: func(s string) (err error) {
+		o.timeout, err = parseTimeout(s)
+		return err
+	}}, "timeout", "stop the program after this long: 90s, 5m (default: never)")
+	f.StringVar(&o.machine.Accel, "accel", "auto", "`accelerator`: auto, kvm or tcg")
+	f.BoolVarP(&o.quiet, "quiet", "q", false, "no progress, no remarks; errors only")
+	f.BoolVar(&o.timings, "timings", false, "draw on standard error what the time was spent on")
+	return c
+}
+
+// complete takes in the arguments and checks everything that can be checked
+// without a VM.
+func (o *runOptions) complete(c *cobra.Command, s streams, args, env []string) error {
+	argv, err := o.splitArgs(args)
+	if err != nil {
+		return err
+	}
+	o.exec.ID = "run"
+	o.exec.Argv = argv
+	if o.exec.TTY && cli.IsTerminal(s.in) {
+		o.interactive = true
+	}
+	o.exec.Stdin = o.interactive
+	o.exec.TimeoutMS = o.timeout.Milliseconds()
+	if o.timeout > 0 {
+		o.exec.TimeoutMS = max(1, o.exec.TimeoutMS)
+	}
+	var faults []error
+	fault := func(err error) {
+		if err != nil {
+			faults = append(faults, err)
+		}
+	}
+	if o.exec.Dir != "" && !path.IsAbs(o.exec.Dir) {
+		fault(fmt.Errorf("working folder %q; it must be absolute, like /tmp", o.exec.Dir))
+	}
+	o.exec.Env, err = environment(env, o.exec.TTY)
+	fault(err)
+	if c.Flags().Changed("cpus") && o.machine.CPUs == 0 {
+		o.machine.CPUs = -1 // 0 would mean the default further down
+	}
+	o.machine.Label = "kosa8 run " + argv[0]
+	fault(o.machine.Check())
+	if len(faults) > 0 {
+		return &cli.Exit{Code: cli.ExitUsage, Err: errors.Join(faults...)}
+	}
+	return nil
+}
+
+// splitArgs takes IMAGE and the program from the arguments.
+func (o *runOptions) splitArgs(args []string) (argv []string, err error) {
+	usage := func(message string, advice ...string) error {
+		return cli.Advise(cli.Usagef("%s", message), advice...)
+	}
+	if len(args) == 0 {
+		return nil, usage("an image and a program are needed", "kosa8 run base -- uname -a", "see `kosa8 run --help`")
+	}
+	image, argv := args[0], args[1:]
+	if len(argv) > 0 && argv[0] == "--" {
+		argv = argv[1:]
+	}
+	if image != baseImage {
+		advice := []string{`the only image so far is "base": kosa8 run base -- ` + strings.Join(argv, " ")}
+		if len(argv) == 0 {
+			advice = []string{`the only image so far is "base": kosa8 run base -- ` + image}
+		}
+		return nil, cli.Advise(fmt.Errorf("no image %q", image), advice...)
+	}
+	switch {
+	case len(argv) == 0 && (o.interactive || o.exec.TTY):
+		return []string{"bash"}, nil
+	case len(argv) == 0:
+		return nil, usage("no program to run", "kosa8 run base -- uname -a", "kosa8 run -it base starts a shell")
+	case argv[0] == "":
+		return nil, usage("the program's name is empty")
+	}
+	for _, arg := range argv {
+		if strings.ContainsRune(arg, 0) {
+			return nil, usage("an argument contains a zero byte")
+		}
+	}
+	return argv, nil
+}
+
+// environment is what -e gave: NAME=VALUE as it stands, NAME from our own
+// environment or, when it is not set there, not at all. With a terminal TERM
+// is passed on.
+func environment(env []string, tty bool) ([]string, error) {
+	var out []string
+	var faults []error
+	for _, e := range env {
+		name, _, given := strings.Cut(e, "=")
+		if name == "" || strings.ContainsRune(e, 0) {
+			faults = append(faults, fmt.Errorf("-e %q; write -e NAME=VALUE, or -e NAME to pass it on", e))
+			continue
+		}
+		if given {
+			out = append(out, e)
+		} else if v, ok := os.LookupEnv(name); ok {
+			out = append(out, name+"="+v)
+		}
+	}
+	named := slices.ContainsFunc(out, func(e string) bool { return strings.HasPrefix(e, "TERM=") })
+	if v := os.Getenv("TERM"); tty && v != "" && !named {
+		out = append(out, "TERM="+v)
+	}
+	return out, errors.Join(faults...)
+}
+
+func parseTimeout(s string) (time.Duration, error) {
+	d, err := time.ParseDuration(s)
+	switch {
+	case err != nil:
+		return 0, fmt.Errorf("%q is not a length of time; write 90s, 5m or 1h30m", s)
+	case d <= 0:
+		return 0, fmt.Errorf("%q; a timeout is longer than nothing (leave it out for none)", s)
+	}
+	return d, nil
+}
+
+// parseMemory reads --memory. The lower bound is checked here because 0 means
+// the default further down.
+func parseMemory(s string) (int, error) {
+	mb, err := cli.ParseMemMB(s)
+	if err == nil && mb < machine.MinMemMB {
+		err = fmt.Errorf("%s is too little; a machine needs at least %d MiB", s, machine.MinMemMB)
+	}
+	return mb, err
+}

@@ -1,0 +1,168 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/warren-vm/warren/internal/cli"
+	"github.com/warren-vm/warren/internal/guestapi"
+	"github.com/warren-vm/warren/internal/machine"
+	"github.com/warren-vm/warren/internal/store"
+)
+
+// timeoutGrace is what the guest has on top of --timeout to stop the program
+// (SIGTERM, two seconds, SIGKILL) and to say so. After that it is hostile or
+// dead, and the machine is stopped from outside.
+const timeoutGrace = 7 * time.Second
+
+// closeDeadline bounds the wait for a machine to be gone.
+const closeDeadline = 20 * time.Second
+
+// run boots a machine, runs the program in it, and leaves nothing.
+func run(ctx context.Context, s streams, o runOptions) (err error) {
+	home, err := homeOf(o.machine.Home)
+	if err != nil {
+		return err
+	}
+	defer sweepAside(home)()
+	ctx, signals := cli.CatchInterrupts(ctx)
+	defer signals.Stop()
+	progress := cli.NewProgress(s.err, o.quiet, cli.Silent)
+	defer progress.Done()
+
+	o.machine.Home = home.Dir()
+	o.machine.Step = func(step string) { progress.Step("%s", step) }
+	m, err := machine.Boot(ctx, o.machine)
+	progress.Done()
+	if err != nil {
+		return because(ctx, err)
+	}
+	defer func() {
+		err = errors.Join(err, closeMachine(m))
+	}()
+	first := &firstByte{began: time.Now()}
+	status, err := runIn(ctx, s, o, m, signals, first)
+	if o.timings {
+		phases := append(m.Phases(), cli.Phase{Name: "exec", Took: first.took()})
+		if err := cli.WriteChart(s.err, phases); err != nil && !o.quiet {
+			return err
+		}
+	}
+	if err != nil {
+		return explain(ctx, m, o, err)
+	}
+	return ended(o, status)
+}
+
+// runIn runs the program in m with our streams as its own.
+func runIn(ctx context.Context, s streams, o runOptions, m *machine.Machine, signals *cli.Interrupts, first *firstByte) (guestapi.ExitStatus, error) {
+	if o.timeout > 0 {
+		timeout := &cli.Exit{Code: cli.ExitTimeout, Err: fmt.Errorf("the guest did not stop the program after %v; the VM was ended", o.timeout)}
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, o.timeout+timeoutGrace, timeout)
+		defer cancel()
+	}
+	f := &cli.Foreground{In: s.in, Out: s.out, Err: s.err, Interactive: o.interactive, TTY: o.exec.TTY}
+	if rows, cols, ok := f.Size(); ok && o.exec.TTY {
+		o.exec.Rows, o.exec.Cols = rows, cols
+	}
+	return f.Run(ctx, signals, func(ctx context.Context, stdout, stderr io.Writer) (cli.Process, error) {
+		return m.Exec(ctx, o.exec, first.watch(stdout), first.watch(stderr))
+	})
+}
+
+// ended turns the program's end into ours.
+func ended(o runOptions, status guestapi.ExitStatus) error {
+	code := status.ExitCode()
+	var remark error
+	switch {
+	case o.quiet:
+	case status.TimedOut:
+		remark = fmt.Errorf("%q was stopped after %v (--timeout)", o.exec.Argv[0], o.timeout)
+	case status.OOMKilled:
+		remark = fmt.Errorf("the guest ran out of memory and ended %q; give it more than %s with --memory",
+			o.exec.Argv[0], cli.FormatMB(int64(o.machine.MemMB)))
+	}
+	if code == 0 {
+		return remark
+	}
+	return &cli.Exit{Code: code, Err: remark}
+}
+
+// because prefers why ctx ended to what then went wrong.
+func because(ctx context.Context, err error) error {
+	if why := context.Cause(ctx); why != nil {
+		return why
+	}
+	return err
+}
+
+func closeMachine(m *machine.Machine) error {
+	// Its own context: whatever ended the command, the machine must go.
+	ctx, cancel := context.WithTimeout(context.Background(), closeDeadline)
+	defer cancel()
+	return m.Close(ctx)
+}
+
+func homeOf(dir string) (store.Home, error) {
+	if dir != "" {
+		return store.Home(dir), nil
+	}
+	return store.DefaultHome()
+}
+
+// sweepAside removes what dead VMs left while the command does its work. The
+// returned function waits for the end of it, for a moment: a sweep that takes
+// long is the next command's to finish.
+func sweepAside(home store.Home) (finish func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		// What it could not remove `kosa8 doctor` names; it is no reason to
+		// disturb this command.
+		home.Sweep(ctx)
+	})
+	return func() {
+		timer := time.AfterFunc(5*time.Second, cancel)
+		wg.Wait()
+		timer.Stop()
+		cancel()
+	}
+}
+
+// firstByte remembers when output first came.
+type firstByte struct {
+	began time.Time
+
+	mu   sync.Mutex
+	came time.Time
+}
+
+func (f *firstByte) watch(w io.Writer) io.Writer {
+	return writerFunc(func(p []byte) (int, error) {
+		f.mu.Lock()
+		if f.came.IsZero() {
+			f.came = time.Now()
+		}
+		f.mu.Unlock()
+		return w.Write(p)
+	})
+}
+
+// took is the time until the first output, or until now when there was none.
+func (f *firstByte) took() time.Duration {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.came.IsZero() {
+		return time.Since(f.began)
+	}
+	return f.came.Sub(f.began)
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
