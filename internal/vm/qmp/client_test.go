@@ -289,7 +289,7 @@ func TestDescriptorsArriveWithTheirCommand(t *testing.T) {
 	go func() {
 		io.WriteString(theirs, greeting)
 		buf, oob := make([]byte, 4096), make([]byte, 256)
-		n, _, _, _, _ := theirs.ReadMsgUnix(buf, oob)
+		theirs.ReadMsgUnix(buf, oob)
 		io.WriteString(theirs, ok(1, "{}")+"\n")
 		n, oobn, _, _, err := theirs.ReadMsgUnix(buf, oob)
 		if err != nil {
