@@ -72,11 +72,15 @@ func (t *tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// String is the last lines, made one and safe to show: a guest's console may
-// hold anything.
-func (t *tail) String() string {
+// lines is what was kept, safe to show: a guest's console may hold anything.
+func (t *tail) lines() []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	lines := strings.Split(strings.TrimSpace(guestapi.CleanText(string(t.buf))), "\n")
+	return strings.Split(strings.TrimSpace(guestapi.CleanText(string(t.buf))), "\n")
+}
+
+// String is the last lines as one.
+func (t *tail) String() string {
+	lines := t.lines()
 	return strings.Join(lines[max(0, len(lines)-5):], " | ")
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 )
 
 // measured is what one benchmark's run gave, before it is summed up.
@@ -78,7 +79,7 @@ func percentile(values []float64, p float64, moreIsBetter bool) float64 {
 }
 
 // summarize turns what was measured into a Result. A phase is the median of
-// the samples that have it.
+// the samples that have it, a peak the largest.
 func summarize(b Benchmark, m measured) Result {
 	more := b.Unit.moreIsBetter()
 	r := Result{Name: b.Name, N: len(m.subject), Unit: b.Unit, Phases: map[string]float64{}}
@@ -93,7 +94,11 @@ func summarize(b Benchmark, m measured) Result {
 		}
 	}
 	for name, v := range phases {
-		r.Phases[name] = round(percentile(v, 50, false))
+		p := 50.0
+		if strings.Contains(name, "peak") {
+			p = 100
+		}
+		r.Phases[name] = round(percentile(v, p, false))
 	}
 	p50, floor := percentile(values, 50, more), percentile(m.floor, 50, more)
 	r.P50, r.P99, r.FloorP50 = round(p50), round(percentile(values, 99, more)), round(floor)

@@ -68,7 +68,7 @@ func (f *fakePair) subject(_ context.Context, count int) ([]sample, error) {
 	out := make([]sample, count)
 	for i := range out {
 		f.subjects++
-		out[i] = sample{f.subjects, map[string]float64{"half": f.subjects / 2}}
+		out[i] = sample{f.subjects, map[string]float64{"half": f.subjects / 2, "memory_peak_mib": 10 - f.subjects}}
 	}
 	return out, nil
 }
@@ -132,7 +132,7 @@ func TestSummaryTellsMedianRatioAndPhases(t *testing.T) {
 	}
 	want := Result{
 		Name: "fake", N: 4, Unit: Milliseconds, P50: 3, P99: 5, FloorP50: 2, Ratio: 1.5,
-		Phases: map[string]float64{"half": 1.5}, Samples: []float64{2, 3, 4, 5},
+		Phases: map[string]float64{"half": 1.5, "memory_peak_mib": 8}, Samples: []float64{2, 3, 4, 5},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)

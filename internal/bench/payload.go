@@ -54,19 +54,15 @@ func (p *payload) WriteTo(w io.Writer) (int64, error) {
 type onlyWriter struct{ io.Writer }
 type onlyReader struct{ io.Reader }
 
-// sink takes what comes back and knows when all of it is there. One goroutine
-// writes to it.
+// sink takes what comes back of a payload. One goroutine writes to it.
 type sink struct {
-	want  *payload
-	got   int64
-	hash  hash.Hash
-	whole chan struct{} // closed when want.size bytes came
-	at    time.Time     // when; read after whole is closed
+	want *payload
+	got  int64
+	hash hash.Hash
+	at   time.Time // when the last byte of it came
 }
 
-func newSink(want *payload) *sink {
-	return &sink{want: want, hash: sha256.New(), whole: make(chan struct{})}
-}
+func newSink(want *payload) *sink { return &sink{want: want, hash: sha256.New()} }
 
 // Write hashes while the rest is under way, as any receiver would.
 func (s *sink) Write(b []byte) (int, error) {
@@ -75,14 +71,13 @@ func (s *sink) Write(b []byte) (int, error) {
 	}
 	s.hash.Write(b)
 	s.got += int64(len(b))
-	if s.got == s.want.size && len(b) > 0 {
+	if s.got == s.want.size {
 		s.at = time.Now()
-		close(s.whole)
 	}
 	return len(b), nil
 }
 
-// check compares the digests once whole is closed.
+// check compares the digests when all has come.
 func (s *sink) check() error {
 	if sum := s.hash.Sum(nil); !bytes.Equal(sum, s.want.sum[:]) {
 		return fmt.Errorf("%d bytes came back changed: sha256 %x, sent %x", s.got, sum, s.want.sum)
@@ -90,23 +85,24 @@ func (s *sink) check() error {
 	return nil
 }
 
-// throughput sends p into w while whatever reads the far end writes to the
-// sink that receive is given, and returns MiB/s of payload, from the first
-// byte in to the last byte back. receive returns once the sink is whole, or
-// with the reason why it never will be; it must also end when ctx does.
-// finish, which may be nil, is called when all of p is written.
-func throughput(ctx context.Context, p *payload, w io.Writer, finish func() error, receive func(io.Writer) error) (float64, error) {
-	s := newSink(p)
+// throughput sends s's payload into w, whose far end leads back to s, and
+// returns MiB/s of payload, from the first byte in to the last byte back.
+//
+// finish, which may be nil, is called when everything is written. receive
+// returns when nothing more will come to s. When an error is returned, also
+// that of ctx, either may still be under way: it is for the caller to end w
+// and what leads to s.
+func throughput(ctx context.Context, s *sink, w io.Writer, finish, receive func() error) (float64, error) {
 	sent, received := make(chan error, 1), make(chan error, 1)
 	start := time.Now()
 	go func() {
-		_, err := p.WriteTo(w)
+		_, err := s.want.WriteTo(w)
 		if err == nil && finish != nil {
 			err = finish()
 		}
 		sent <- err
 	}()
-	go func() { received <- receive(s) }()
+	go func() { received <- receive() }()
 	for range 2 {
 		select {
 		case err := <-sent:
@@ -123,13 +119,11 @@ func throughput(ctx context.Context, p *payload, w io.Writer, finish func() erro
 			return 0, context.Cause(ctx)
 		}
 	}
-	select {
-	case <-s.whole:
-	default:
-		return 0, fmt.Errorf("%d of %d bytes came back", s.got, p.size)
+	if s.got != s.want.size {
+		return 0, fmt.Errorf("%d of %d bytes came back", s.got, s.want.size)
 	}
 	if err := s.check(); err != nil {
 		return 0, err
 	}
-	return float64(p.size) / mib / s.at.Sub(start).Seconds(), nil
+	return float64(s.want.size) / mib / s.at.Sub(start).Seconds(), nil
 }

@@ -103,7 +103,7 @@ func (p plain) start(ctx context.Context) (*plainVM, error) {
 		}
 		v.ports, fds = append(v.ports, conn), append(fds, f)
 	}
-	v.process, err = startProcess(ctx, append([]string{p.QEMU}, p.args()...), nil, theirs, fds, 0)
+	v.process, err = command{argv: append([]string{p.QEMU}, p.args()...), stdout: theirs, files: fds}.start(ctx)
 	if err != nil {
 		v.closeFiles()
 		return nil, err

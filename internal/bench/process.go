@@ -23,28 +23,41 @@ type process struct {
 	stderr  *tail
 }
 
-// startProcess runs argv with the given files as standard input and output;
-// nil is /dev/null. A child that has to go gets SIGTERM if grace is not 0,
-// and SIGKILL after that. The files stay the caller's.
-func startProcess(ctx context.Context, argv []string, stdin, stdout *os.File, extra []*os.File, grace time.Duration) (*process, error) {
+// command says what a process is started with.
+type command struct {
+	argv []string
+	// env is laid over our own environment.
+	env []string
+	// stdout is the program's standard output; nil is /dev/null, as its
+	// standard input always is. files are its descriptors 3, 4, …. All of
+	// them stay the caller's.
+	stdout *os.File
+	files  []*os.File
+	// grace is how long a program that has to go gets to tidy up, between
+	// SIGTERM and SIGKILL. 0 is SIGKILL at once.
+	grace time.Duration
+}
+
+// start runs the command. The process ends when ctx does.
+func (c command) start(ctx context.Context) (*process, error) {
 	ctx, cancel := context.WithCancel(ctx)
-	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd := exec.CommandContext(ctx, c.argv[0], c.argv[1:]...)
 	p := &process{cmd: cmd, exited: make(chan struct{}), cancel: cancel, stderr: &tail{max: 4 << 10}}
-	if stdin != nil {
-		cmd.Stdin = stdin
+	if len(c.env) > 0 {
+		cmd.Env = append(os.Environ(), c.env...)
 	}
-	if stdout != nil {
-		cmd.Stdout = stdout
+	if c.stdout != nil {
+		cmd.Stdout = c.stdout
 	}
 	cmd.Stderr = p.stderr
-	cmd.ExtraFiles = extra
+	cmd.ExtraFiles = c.files
 	// Its own process group, so that the terminal's Ctrl-C reaches it through
 	// us alone and in order.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	cmd.WaitDelay = grace + time.Second
-	if grace > 0 {
+	cmd.WaitDelay = time.Second // for what holds its standard error
+	if c.grace > 0 {
 		cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
-		cmd.WaitDelay = grace
+		cmd.WaitDelay = c.grace
 	}
 	ready := make(chan error)
 	go func() {
@@ -62,12 +75,12 @@ func startProcess(ctx context.Context, argv []string, stdin, stdout *os.File, ex
 		close(p.exited)
 	}()
 	if err := <-ready; err != nil {
-		return nil, fmt.Errorf("start %s: %w", argv[0], err)
+		return nil, fmt.Errorf("start %s: %w", c.argv[0], err)
 	}
 	return p, nil
 }
 
-// stop ends the process as startProcess says and waits until it is gone.
+// stop ends the process as its command says and waits until it is gone.
 func (p *process) stop() {
 	p.cancel()
 	<-p.exited

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -171,8 +170,10 @@ func TestAGracefulChildGetsTimeToTidyUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer out.Close()
-	p, err := startProcess(t.Context(), []string{"/bin/sh", "-c",
-		`trap 'echo > "$1"; exit' TERM; echo ready; while :; do sleep 0.05; done`, "sh", done}, nil, theirs, nil, 30*time.Second)
+	p, err := command{
+		argv:   []string{"/bin/sh", "-c", `trap 'echo > "$1"; exit' TERM; echo ready; while :; do sleep 0.05; done`, "sh", done},
+		stdout: theirs, grace: 30 * time.Second,
+	}.start(t.Context())
 	theirs.Close()
 	if err != nil {
 		t.Fatal(err)
@@ -183,66 +184,5 @@ func TestAGracefulChildGetsTimeToTidyUp(t *testing.T) {
 	p.stop()
 	if _, err := os.Stat(done); err != nil {
 		t.Error("it was killed before it could tidy up:", err)
-	}
-}
-
-func TestBytesAreTimedAndComparedByDigest(t *testing.T) {
-	p := newPayload(3*mib + 5)
-	echo := func(change func([]byte)) (float64, error) {
-		ours, theirs := net.Pipe()
-		defer ours.Close()
-		back, in := io.Pipe()
-		go func() {
-			buf := make([]byte, 4096)
-			for {
-				n, err := theirs.Read(buf)
-				if err != nil {
-					return
-				}
-				change(buf[:n])
-				if _, err := in.Write(buf[:n]); err != nil {
-					return
-				}
-			}
-		}()
-		return throughput(t.Context(), p, ours, nil, func(w io.Writer) error {
-			_, err := io.CopyN(w, back, p.size)
-			return err
-		})
-	}
-	if rate, err := echo(func([]byte) {}); err != nil || rate <= 0 {
-		t.Errorf("unchanged: %v, %v", rate, err)
-	}
-	if _, err := echo(func(b []byte) { b[0] ^= 1 }); err == nil || !strings.Contains(err.Error(), "came back changed") {
-		t.Errorf("changed: %v", err)
-	}
-}
-
-func TestPayloadsOfOneSizeAreEqualAndNoTwoMiBAre(t *testing.T) {
-	var a, b bytes.Buffer
-	if _, err := newPayload(2 * mib).WriteTo(&a); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := newPayload(2 * mib).WriteTo(&b); err != nil {
-		t.Fatal(err)
-	}
-	if !bytes.Equal(a.Bytes(), b.Bytes()) {
-		t.Error("two payloads of one size differ")
-	}
-	if bytes.Equal(a.Bytes()[:mib], a.Bytes()[mib:]) {
-		t.Error("both halves are the same")
-	}
-}
-
-func TestBytesThatNeverComeBackEndWithTheContext(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	_, err := throughput(ctx, newPayload(1), io.Discard, nil, func(io.Writer) error { <-ctx.Done(); return ctx.Err() })
-	if !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("got %v", err)
-	}
-	_, err = throughput(t.Context(), newPayload(7), io.Discard, nil, func(w io.Writer) error { _, err := w.Write([]byte("four")); return err })
-	if err == nil || err.Error() != "4 of 7 bytes came back" {
-		t.Errorf("got %v", err)
 	}
 }

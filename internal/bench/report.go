@@ -29,8 +29,8 @@ type Result struct {
 	// Ratio is P50 / FloorP50. Smaller is better, except in MiB/s, where
 	// larger is. 0 when there is no floor.
 	Ratio float64 `json:"ratio"`
-	// Phases holds the median of each part of a sample, in ms, or in MiB
-	// when the name ends in _mib.
+	// Phases holds the median of each part of a sample, in ms, or in MiB when
+	// the name ends in _mib. Of a peak it is the largest.
 	Phases map[string]float64 `json:"phases"`
 	// Samples are the subject's, in the order they were taken.
 	Samples []float64 `json:"samples"`

@@ -69,7 +69,6 @@ func (o Options) Check() error {
 	if o.N < 0 || o.N > MaxN {
 		faults = append(faults, fmt.Errorf("%d samples; take 1 to %d", o.N, MaxN))
 	}
-	// A MiB fits what the pipes on the way hold: less would measure nothing.
 	if o.StdioMiB < 0 || o.StdioMiB > 1<<20 {
 		faults = append(faults, fmt.Errorf("%d MiB for stdio; take 1 to %d", o.StdioMiB, 1<<20))
 	}
