@@ -1,0 +1,113 @@
+package boot
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/warren-vm/warren/internal/guest"
+	"github.com/warren-vm/warren/internal/guest/proc"
+	"github.com/warren-vm/warren/internal/guestapi"
+)
+
+// machine is the VM that the agent runs on: guest.System for real.
+type machine struct {
+	console *console
+	port    string
+	reaper  *proc.Reaper
+	agent   *guest.Agent
+	oom     oomWatch
+	data    int // the data disk's root folder, -1 before Prepare
+}
+
+// Prepare makes this VM one of its own. The order matters: nothing that could
+// run or be read by a program comes before the generator was reseeded.
+func (m *machine) Prepare(req guestapi.PrepareRequest) (guestapi.PrepareInfo, error) {
+	watch := stopwatch{last: time.Now()}
+	steps := []struct {
+		name string
+		do   func() error
+	}{
+		{"reseed", func() error { return reseed(req.Entropy) }},
+		{"clock", func() error { return m.SetClock(time.Unix(0, req.UnixNano)) }},
+		{"data", func() (err error) { m.data, err = mountDataDisk(); return err }},
+		{"overlay", mountOverlay},
+		{"root", enterRoot},
+		{"identity", func() error { return identify(req) }},
+	}
+	for _, step := range steps {
+		if err := step.do(); err != nil {
+			return guestapi.PrepareInfo{}, fmt.Errorf("prepare, %s: %w", step.name, err)
+		}
+		watch.lap(step.name)
+	}
+	return guestapi.PrepareInfo{PhasesUS: watch.phases}, nil
+}
+
+// SetClock sets the wall clock. Timers run on the other one and do not jump.
+func (m *machine) SetClock(t time.Time) error {
+	ts := unix.NsecToTimespec(t.UnixNano())
+	return os.NewSyscallError("set clock", unix.ClockSettime(unix.CLOCK_REALTIME, &ts))
+}
+
+// reseed gives the kernel's generator the host's bytes and makes it use them
+// now: two copies of one VM must not go on with the same numbers.
+func reseed(entropy []byte) error {
+	fd, err := unix.Open("/dev/urandom", unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &os.PathError{Op: "open", Path: "/dev/urandom", Err: err}
+	}
+	defer unix.Close(fd)
+	// struct rand_pool_info: bits, bytes, the bytes. An array of int32 is
+	// aligned as the kernel wants it.
+	info := make([]int32, 2+(len(entropy)+3)/4)
+	info[0], info[1] = int32(len(entropy)*8), int32(len(entropy))
+	copy(unsafe.Slice((*byte)(unsafe.Pointer(&info[2])), len(entropy)), entropy)
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.RNDADDENTROPY, uintptr(unsafe.Pointer(&info[0])))
+	runtime.KeepAlive(info)
+	if errno != 0 {
+		return os.NewSyscallError("add entropy", errno)
+	}
+	if err := unix.IoctlSetInt(fd, unix.RNDRESEEDCRNG, 0); err != nil {
+		return os.NewSyscallError("reseed the kernel's generator", err)
+	}
+	return nil
+}
+
+// identify gives the machine its name, machine id and generation.
+func identify(req guestapi.PrepareRequest) error {
+	if err := unix.Sethostname([]byte(req.Hostname)); err != nil {
+		return os.NewSyscallError("set hostname", err)
+	}
+	if err := os.MkdirAll("/run/warren", 0o755); err != nil {
+		return err
+	}
+	id := []byte(req.MachineID + "\n")
+	if err := writeWhole("/run/warren/machine-id", id); err != nil {
+		return err
+	}
+	// An image whose /etc/machine-id is a link to the file above needs no copy
+	// of /etc on the data disk.
+	if target, err := os.Readlink("/etc/machine-id"); err != nil || target != "/run/warren/machine-id" {
+		if err := writeWhole("/etc/machine-id", id); err != nil {
+			return err
+		}
+	}
+	generation := strconv.FormatUint(req.Generation, 10) + "\n"
+	return writeWhole("/run/warren/generation", []byte(generation))
+}
+
+// writeWhole replaces a file that programs may be watching.
+func writeWhole(path string, data []byte) error {
+	temporary := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".new")
+	if err := os.WriteFile(temporary, data, 0o444); err != nil {
+		return err
+	}
+	return os.Rename(temporary, path)
+}
