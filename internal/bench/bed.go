@@ -33,10 +33,8 @@ func newBed(ctx context.Context, o Options) (*bed, error) {
 	if b.image, err = guestimage.Open(b.home.Dir()); err != nil {
 		return nil, err
 	}
-	if b.qemu = o.QEMU; b.qemu == "" {
-		if b.qemu, err = exec.LookPath("qemu-system-x86_64"); err != nil {
-			return nil, fmt.Errorf("%w; install qemu-system-x86", err)
-		}
+	if b.qemu, err = exec.LookPath(vm.DefaultQEMU); err != nil {
+		return nil, fmt.Errorf("%w: %w", vm.ErrNoQEMU, err)
 	}
 	accel := o.Accel
 	if accel == "" || accel == "auto" {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strconv"
 	"time"
 )
@@ -97,9 +98,14 @@ func (p *bootPair) run(ctx context.Context) (sample, error) {
 	return sample{milliseconds(took), parseTimings(child.stderr.lines())}, nil
 }
 
-// env makes the child use what this run uses.
+// env makes the child use what this run uses. It has no flag for the
+// supervisor, which it looks for in PATH first.
 func (p *bootPair) env() []string {
-	return []string{"WARREN_HOME=" + p.bed.o.Home}
+	env := []string{"WARREN_HOME=" + p.bed.o.Home}
+	if vmm := p.bed.o.VMM; vmm != "" {
+		env = append(env, "PATH="+filepath.Dir(vmm)+string(os.PathListSeparator)+os.Getenv("PATH"))
+	}
+	return env
 }
 
 func (p *bootPair) floor(ctx context.Context, count int) ([]float64, error) {

@@ -11,6 +11,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/warren-vm/warren/internal/guestapi"
@@ -62,7 +63,7 @@ func (g *guestClient) post(ctx context.Context, path string, doc any, header htt
 	if resp.StatusCode != want {
 		defer resp.Body.Close()
 		text, _ := io.ReadAll(io.LimitReader(resp.Body, 4<<10))
-		return nil, fmt.Errorf("%s: %s: %s", path, resp.Status, guestapi.CleanText(string(text)))
+		return nil, fmt.Errorf("%s: %s: %s", path, resp.Status, oneLine(text))
 	}
 	return resp, nil
 }
@@ -94,27 +95,38 @@ func (g *guestClient) startProgram(ctx context.Context, want string, argv ...str
 	if err != nil {
 		return nil, err
 	}
+	if err := awaitOutput(resp.Body, want); err != nil {
+		resp.Body.Close()
+		return nil, fmt.Errorf("%s %w", argv[0], err)
+	}
+	return resp.Body, nil
+}
+
+// awaitOutput reads frames until a program has written want and nothing else.
+// Its error goes on after the program's name.
+func awaitOutput(r io.Reader, want string) error {
 	buf := make([]byte, guestapi.MaxFrame)
-	var out, errs bytes.Buffer
-	for {
-		kind, data, err := guestapi.ReadFrame(resp.Body, buf)
+	var out, errs []byte
+	for string(out) != want {
+		kind, data, err := guestapi.ReadFrame(r, buf)
 		switch {
 		case err != nil:
-			return nil, errors.Join(fmt.Errorf("%s: %w", argv[0], err), resp.Body.Close())
+			return fmt.Errorf("says no more: %w", err)
 		case kind == guestapi.FrameStdout:
-			out.Write(data)
+			out = append(out, data...)
 		case kind == guestapi.FrameStderr:
-			errs.Write(data)
+			errs = append(errs, data...)
 		default:
-			resp.Body.Close()
-			return nil, fmt.Errorf("%s ended (%s) before it was ready: %s", argv[0], data, guestapi.CleanText(errs.String()))
+			return fmt.Errorf("ended (%s) before it was ready: %s", oneLine(data), oneLine(errs))
 		}
-		if out.String() == want {
-			return resp.Body, nil
-		}
-		if out.Len()+errs.Len() > guestapi.MaxFrame {
-			resp.Body.Close()
-			return nil, fmt.Errorf("%s writes more than it should", argv[0])
+		if len(out)+len(errs) > guestapi.MaxFrame {
+			return errors.New("writes more than it should")
 		}
 	}
+	return nil
+}
+
+// oneLine is text from the guest, fit for an error.
+func oneLine(text []byte) string {
+	return strings.Join(strings.Fields(guestapi.CleanText(string(text))), " ")
 }

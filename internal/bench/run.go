@@ -22,12 +22,12 @@ type Options struct {
 	// StdioMiB is how much the benchmark stdio sends per sample, in MiB; 0 is
 	// DefaultStdioMiB. Less is quicker and less exact.
 	StdioMiB int
-	// Home, CPUs, MemMB, Accel, VMM and QEMU are those of machine.Options,
-	// with its defaults. The floors get the same.
+	// Home, CPUs, MemMB, Accel and VMM are those of machine.Options, with its
+	// defaults. The floors get the same.
 	Home        string
 	CPUs, MemMB int
 	Accel       string
-	VMM, QEMU   string
+	VMM         string
 	// Kosa8 is the path of the command kosa8, which boot starts; empty is the
 	// running program.
 	Kosa8 string
@@ -77,7 +77,7 @@ func (o Options) Check() error {
 
 func (o Options) machine() machine.Options {
 	return machine.Options{
-		Home: o.Home, CPUs: o.CPUs, MemMB: o.MemMB, Accel: o.Accel, VMM: o.VMM, QEMU: o.QEMU,
+		Home: o.Home, CPUs: o.CPUs, MemMB: o.MemMB, Accel: o.Accel, VMM: o.VMM,
 		Label: "kosa8 bench",
 	}
 }

@@ -9,13 +9,12 @@ import (
 
 	"github.com/warren-vm/warren/internal/guestapi"
 	"github.com/warren-vm/warren/internal/machine"
+	"github.com/warren-vm/warren/internal/vm"
 )
 
-// Names of the ports of the floor's VM: the agent finds its own by name.
-const (
-	linkPort  = "warren.link"
-	floorPort = "warren.floor"
-)
+// floorPort is the port of the floor's VM that is measured. The agent has its
+// own beside it and finds it by its name.
+const floorPort = "warren.floor"
 
 // supervisorPeak is the phase that holds the supervisor's memory.
 const supervisorPeak = "supervisor_peak_mib"
@@ -159,7 +158,7 @@ exit 1`
 func openBarePort(ctx context.Context, p plain) (_ *barePort, err error) {
 	setUp, cancel := deadline(ctx, bootDeadline)
 	defer cancel()
-	p.Ports = []string{linkPort, floorPort}
+	p.Ports = []string{vm.LinkPort, floorPort}
 	b := &barePort{}
 	if b.vm, err = p.start(ctx); err != nil {
 		return nil, err

@@ -1,0 +1,107 @@
+package bench
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/warren-vm/warren/internal/guestimage"
+	"github.com/warren-vm/warren/internal/store"
+)
+
+// vmOptions measures little, in a home of the test's own that shares the
+// guest image, with programs built from this tree. At the end of the test no
+// VM and no process may be left.
+func vmOptions(t *testing.T) Options {
+	t.Helper()
+	shared, err := store.DefaultHome()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := guestimage.Open(shared.Dir()); err != nil {
+		t.Fatalf("VM tests need the guest image; scripts/setup builds it: %v", err)
+	}
+	home := store.Home(t.TempDir())
+	if err := os.Symlink(shared.Guest(), home.Guest()); err != nil {
+		t.Fatal(err)
+	}
+	bin := t.TempDir()
+	build := exec.Command("go", "build", "-o", bin, "../../cmd/kosa8", "../../cmd/abox-vmm")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build the programs under test: %v\n%s", err, out)
+	}
+	t.Cleanup(func() {
+		left, err := filepath.Glob(filepath.Join(home.VMs(), "*", "vm.json"))
+		if err != nil || len(left) > 0 {
+			t.Errorf("VMs left: %q, %v", left, err)
+		}
+	})
+	noChildren(t) // before the one above: clean-ups run backwards
+	return Options{
+		N: 2, StdioMiB: 4, Home: home.Dir(),
+		Kosa8: filepath.Join(bin, "kosa8"), VMM: filepath.Join(bin, "abox-vmm"),
+	}
+}
+
+func TestEveryBenchmarkMeasuresRealVMs(t *testing.T) {
+	o := vmOptions(t)
+	report, err := Run(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(report.Benchmarks) != len(Names()) {
+		t.Errorf("%d benchmarks, there are %v", len(report.Benchmarks), Names())
+	}
+	for _, r := range report.Benchmarks {
+		if r.N != o.N || len(r.Samples) != o.N || r.P50 <= 0 || r.P99 <= 0 || r.FloorP50 <= 0 || r.Ratio <= 0 {
+			t.Errorf("%s lacks figures: %+v", r.Name, r)
+		}
+		for _, v := range r.Verdicts() {
+			if !v.Measured {
+				t.Errorf("%s: %s", r.Name, v)
+			}
+		}
+		if r.Name == "boot" && len(r.Phases) < 4 {
+			t.Errorf("boot lacks phases: %v", r.Phases)
+		}
+	}
+	if m := report.Machine; m.QEMU == "unknown" || m.Accel == "" || m.GuestImage == "" {
+		t.Errorf("machine %+v", m)
+	}
+	var doc bytes.Buffer
+	if err := report.WriteJSON(&doc); err != nil || !json.Valid(doc.Bytes()) {
+		t.Errorf("JSON: %v", err)
+	}
+	var table bytes.Buffer
+	if err := report.WriteTable(&table); err != nil {
+		t.Error(err)
+	}
+	t.Logf("figures of a machine that is busy with tests:\n%s", &table)
+}
+
+func TestACancelledBenchmarkLeavesNoVM(t *testing.T) {
+	for _, name := range Names() {
+		t.Run(name, func(t *testing.T) {
+			o := vmOptions(t)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			o.Names, o.N, o.StdioMiB = []string{name}, MaxN, 64
+			// The warm-up is done and all is running; a moment later something
+			// is under way.
+			o.Progress = func(string, int, int) { time.AfterFunc(100*time.Millisecond, cancel) }
+			report, err := Run(ctx, o)
+			if !errors.Is(err, context.Canceled) {
+				t.Errorf("got %v", err)
+			}
+			if len(report.Benchmarks) != 0 {
+				t.Errorf("a cancelled benchmark is reported: %+v", report.Benchmarks)
+			}
+		})
+	}
+}
