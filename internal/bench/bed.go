@@ -30,7 +30,7 @@ func newBed(ctx context.Context, o Options) (*bed, error) {
 			return nil, err
 		}
 	}
-	if b.image, err = guestimage.Open(b.home.Dir()); err != nil {
+	if b.image, err = guestimage.OpenContext(ctx, b.home.Dir()); err != nil {
 		return nil, err
 	}
 	if b.qemu, err = exec.LookPath(vm.DefaultQEMU); err != nil {

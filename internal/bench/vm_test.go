@@ -37,9 +37,9 @@ func vmOptions(t *testing.T) Options {
 		t.Fatalf("build the programs under test: %v\n%s", err, out)
 	}
 	t.Cleanup(func() {
-		left, err := filepath.Glob(filepath.Join(home.VMs(), "*", "vm.json"))
+		left, err := home.VMs()
 		if err != nil || len(left) > 0 {
-			t.Errorf("VMs left: %q, %v", left, err)
+			t.Errorf("VMs left: %+v, %v", left, err)
 		}
 	})
 	noChildren(t) // before the one above: clean-ups run backwards
