@@ -1,0 +1,189 @@
+package guestimage
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/warren-vm/warren/internal/guestimage/rootdisk"
+)
+
+// lockBuild waits until no other build runs in this home. waiting is called
+// once when it has to. The lock goes with the process: a killed build does not
+// keep others out.
+func lockBuild(ctx context.Context, home string, waiting func()) (release func(), err error) {
+	if err := os.MkdirAll(guestDir(home), 0o700); err != nil {
+		return nil, fmt.Errorf("guest image: %w", err)
+	}
+	f, err := os.OpenFile(filepath.Join(guestDir(home), lockName), os.O_RDWR|os.O_CREATE|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("guest image: %w", err)
+	}
+	for told := false; ; told = true {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return func() { _ = f.Close() }, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+			_ = f.Close()
+			return nil, fmt.Errorf("guest image: lock %s: %w", f.Name(), err)
+		}
+		if !told {
+			waiting()
+		}
+		select {
+		case <-ctx.Done():
+			_ = f.Close()
+			return nil, fmt.Errorf("wait for another build of the guest image: %w", context.Cause(ctx))
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+// publish flushes the generation in staging, gives it its name and makes it
+// the one in use. When it fails the old one stays in use.
+func publish(home, staging string, m Manifest) (*Image, error) {
+	if err := flush(staging); err != nil {
+		return nil, err
+	}
+	dir := filepath.Join(guestDir(home), m.ImageID)
+	// The same content was published before. It is not trusted: a build is
+	// also how a damaged generation is repaired.
+	if _, err := os.Lstat(dir); err == nil {
+		aside, err := os.MkdirTemp(guestDir(home), oldPrefix)
+		if err != nil {
+			return nil, err
+		}
+		if err := os.Rename(dir, filepath.Join(aside, "generation")); err != nil {
+			return nil, err
+		}
+	}
+	if err := os.Rename(staging, dir); err != nil {
+		return nil, fmt.Errorf("publish the guest image: %w", err)
+	}
+	if err := use(home, m.ImageID); err != nil {
+		return nil, err
+	}
+	img := imageIn(dir)
+	img.Manifest = m
+	return img, nil
+}
+
+// use makes a published generation the one in use.
+func use(home, id string) error {
+	// The generation's name has to be on the disk before the link that says it.
+	if err := syncDir(guestDir(home)); err != nil {
+		return err
+	}
+	fresh := filepath.Join(guestDir(home), buildPrefix+currentName)
+	if err := os.Remove(fresh); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := os.Symlink(id, fresh); err != nil {
+		return err
+	}
+	if err := os.Rename(fresh, filepath.Join(guestDir(home), currentName)); err != nil {
+		return fmt.Errorf("publish the guest image: %w", err)
+	}
+	return syncDir(guestDir(home))
+}
+
+// flush puts a folder of files on the disk.
+func flush(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		f, err := os.Open(filepath.Join(dir, e.Name()))
+		if err != nil {
+			return err
+		}
+		err = errors.Join(f.Sync(), f.Close())
+		if err != nil {
+			return fmt.Errorf("write %s: %w", f.Name(), err)
+		}
+	}
+	return syncDir(dir)
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// sweep removes what killed builds left. The build lock is held, so nothing of
+// it is in use.
+func sweep(home string) error {
+	entries, err := os.ReadDir(guestDir(home))
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), buildPrefix) || strings.HasPrefix(e.Name(), oldPrefix) {
+			errs = append(errs, rootdisk.RemoveAll(filepath.Join(guestDir(home), e.Name())))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// prune removes generations that nobody needs: all but the one in use, the
+// one built last before it, those that keep names and those that are held.
+func prune(home string, img *Image, keep func(id string) bool) error {
+	entries, err := os.ReadDir(guestDir(home))
+	if err != nil {
+		return err
+	}
+	var old []string
+	previous, previousBuilt := "", int64(-1)
+	for _, e := range entries {
+		id := e.Name()
+		if !e.IsDir() || !generationName.MatchString(id) || id == img.Manifest.ImageID {
+			continue
+		}
+		old = append(old, id)
+		if b, err := readBuild(filepath.Join(guestDir(home), id)); err == nil && b.BuiltUnix > previousBuilt {
+			previous, previousBuilt = id, b.BuiltUnix
+		}
+	}
+	var errs []error
+	for _, id := range old {
+		if id == previous || keep != nil && keep(id) {
+			continue
+		}
+		errs = append(errs, remove(home, id))
+	}
+	return errors.Join(errs...)
+}
+
+// remove removes a generation, unless it is held.
+func remove(home, id string) error {
+	dir := filepath.Join(guestDir(home), id)
+	f, err := os.Open(filepath.Join(dir, lockName))
+	if err == nil {
+		defer f.Close()
+		if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil {
+			return nil
+		}
+	}
+	// Renamed first: what has a generation's name is whole.
+	aside, err := os.MkdirTemp(guestDir(home), oldPrefix)
+	if err != nil {
+		return err
+	}
+	if err := os.Rename(dir, filepath.Join(aside, "generation")); err != nil {
+		return err
+	}
+	return rootdisk.RemoveAll(aside)
+}
