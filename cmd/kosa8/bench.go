@@ -40,7 +40,7 @@ func newBench(s streams) *cobra.Command {
 		o.MemMB, err = parseMemory(s)
 		return err
 	}}, "memory", "memory of the VMs: 512m, 2g")
-	f.StringVar(&o.Accel, "accel", "auto", "`accelerator`: auto, kvm or tcg")
+	f.Var(text(&o.Accel, "accelerator", "auto"), "accel", "auto, kvm or tcg")
 	f.BoolVar(&asJSON, "json", false, "print as JSON")
 	f.BoolVarP(&quiet, "quiet", "q", false, "no progress")
 	return c

@@ -20,13 +20,13 @@ func newDoctor(s streams) *cobra.Command {
 		Long: `Look at everything that running VMs needs, and say of each thing what was
 found, what follows from it and what to do. The exit code is 1 when no VM can
 run. With --repair what dead VMs left is removed.`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			home, err := store.DefaultHome()
 			if err != nil {
 				return err
 			}
-			o.Home, o.Version = home, cli.Version
+			o.Home, o.Build = home, cli.Build()
 			progress := cli.NewProgress(s.err, asJSON, cli.Silent)
 			progress.Step("looking at this machine")
 			report := doctor.Examine(c.Context(), o)

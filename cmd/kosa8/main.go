@@ -7,9 +7,11 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -49,23 +51,33 @@ func execute(ctx context.Context, args []string, in *os.File, out, errs io.Write
 	return cli.ExitCode(err)
 }
 
-// asUsage turns an error of cobra's into one of ours.
+// asUsage turns an error of the command line into one of ours.
 func asUsage(root *cobra.Command, args []string, err error) error {
-	// Cobra's own message has several lines when it has suggestions.
-	message, _, _ := strings.Cut(err.Error(), "\n")
+	var usage *cli.Exit
+	if errors.As(err, &usage) {
+		return err
+	}
 	command, _, findErr := root.Find(args)
 	if findErr != nil {
 		command = root
 	}
-	var advice []string
-	if findErr != nil && len(args) > 0 {
-		if near := root.SuggestionsFor(args[0]); len(near) > 0 {
-			advice = append(advice, "did you mean "+strings.Join(near, " or ")+"?")
-		}
-		message = fmt.Sprintf("unknown command %q", args[0])
+	return cli.Advise(cli.Usagef("%s", err), fmt.Sprintf("see `%s --help`", command.CommandPath()))
+}
+
+// noArgs is for a command that takes none, and for a group of commands, where
+// an argument is a command that does not exist.
+func noArgs(c *cobra.Command, args []string) error {
+	switch {
+	case len(args) == 0:
+		return nil
+	case !c.HasSubCommands():
+		return fmt.Errorf("%s takes no arguments, got %q", c.CommandPath(), args[0])
 	}
-	advice = append(advice, fmt.Sprintf("see `%s --help`", command.CommandPath()))
-	return cli.Advise(&cli.Exit{Code: cli.ExitUsage, Err: fmt.Errorf("%s", message)}, advice...)
+	err := fmt.Errorf("%s has no command %q", c.CommandPath(), args[0])
+	if near := c.SuggestionsFor(args[0]); len(near) > 0 {
+		return cli.Advise(err, fmt.Sprintf("did you mean %s?", strings.Join(near, " or ")))
+	}
+	return err
 }
 
 func newRoot(s streams) *cobra.Command {
@@ -75,17 +87,17 @@ func newRoot(s streams) *cobra.Command {
 		Long: `kosa8 runs programs in microVMs: each has a Linux of its own, with its own
 kernel, and sees nothing of this machine.`,
 		Example: `  kosa8 run base -- uname -a               one command, one throw-away VM
-  echo 6*7 | kosa8 run -i base -- bc       with standard input
+  kosa8 run -i base -- sort < names.txt    with standard input
   kosa8 run -it base                       a shell
   kosa8 doctor                             what this machine has and lacks`,
+		DisableFlagsInUseLine:      true,
 		SilenceErrors:              true,
 		SilenceUsage:               true,
 		SuggestionsMinimumDistance: 2,
-		Args:                       cobra.NoArgs,
+		Args:                       noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			return c.Help()
 		},
-		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: false},
 	}
 	root.SetIn(s.in)
 	root.SetOut(s.out)
@@ -100,16 +112,20 @@ kernel, and sees nothing of this machine.`,
 }
 
 // flagError says what is wrong with a flag in our words where pflag's are
-// those of the Go library.
+// those of a library.
 func flagError(err error) error {
-	message := err.Error()
-	if _, reason, ok := strings.Cut(message, "strconv."); ok {
-		if i := strings.Index(reason, "parsing "); i >= 0 {
-			head, _, _ := strings.Cut(message, ": strconv.")
-			return fmt.Errorf("%s: not a number", head)
+	var invalid *pflag.InvalidValueError
+	if !errors.As(err, &invalid) {
+		return err
+	}
+	reason := invalid.Unwrap()
+	if number := (*strconv.NumError)(nil); errors.As(reason, &number) {
+		reason = errors.New("not a number")
+		if number.Err == strconv.ErrRange {
+			reason = errors.New("too large a number")
 		}
 	}
-	return err
+	return fmt.Errorf("--%s %q: %w", invalid.GetFlag().Name, invalid.GetValue(), reason)
 }
 
 // value is a flag that is parsed by a function: a pflag.Value without the
@@ -129,4 +145,11 @@ func (v *value) Set(s string) error {
 	return nil
 }
 
-var _ pflag.Value = (*value)(nil)
+// text is a flag of any string; kind names it in the help.
+func text(to *string, kind, standard string) *value {
+	*to = standard
+	return &value{kind: kind, text: standard, set: func(s string) error {
+		*to = s
+		return nil
+	}}
+}

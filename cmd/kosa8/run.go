@@ -65,15 +65,24 @@ network. No shell is involved: use "sh -c" for one.
   kosa8 run -e GREETING=hello -w /tmp base -- sh -c 'echo $GREETING from $PWD'
   kosa8 run --cpus 1 --memory 256m --timeout 30s base -- ./long-job`,
 		Args: cobra.ArbitraryArgs,
+		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			if len(args) == 0 {
+				return []string{baseImage}, cobra.ShellCompDirectiveNoFileComp
+			}
+			return nil, cobra.ShellCompDirectiveDefault
+		},
 	}
 	f := c.Flags()
 	// What follows IMAGE belongs to the program.
 	f.SetInterspersed(false)
 	f.BoolVarP(&o.interactive, "interactive", "i", false, "pass standard input to the program")
 	f.BoolVarP(&o.exec.TTY, "tty", "t", false, "give the program a terminal (with -i when run from one)")
-	f.StringArrayVarP(env, "env", "e", nil, "set `NAME=VALUE`, or pass NAME on from the environment; repeatable")
-	f.StringVarP(&o.exec.Dir, "workdir", "w", "", "start in `folder` of the guest (default: the user's home)")
-	f.StringVarP(&o.exec.User, "user", "u", "", "run as `user`: a name, uid or uid:gid (default root)")
+	f.VarP(&value{kind: "NAME=VALUE", set: func(s string) error {
+		*env = append(*env, s)
+		return nil
+	}}, "env", "e", "set a variable; NAME alone passes ours on; repeatable")
+	f.VarP(text(&o.exec.Dir, "folder", ""), "workdir", "w", "start in this folder of the guest (default: the user's home)")
+	f.VarP(text(&o.exec.User, "user", ""), "user", "u", "run as this user: a name, uid or uid:gid (default: root)")
 	f.IntVar(&o.machine.CPUs, "cpus", machine.DefaultCPUs, "virtual processors")
 	f.Var(&value{kind: "size", text: cli.FormatMB(machine.DefaultMemMB), set: func(s string) (err error) {
 		o.machine.MemMB, err = parseMemory(s)
@@ -83,7 +92,7 @@ network. No shell is involved: use "sh -c" for one.
 		o.timeout, err = parseTimeout(s)
 		return err
 	}}, "timeout", "stop the program after this long: 90s, 5m (default: never)")
-	f.StringVar(&o.machine.Accel, "accel", "auto", "`accelerator`: auto, kvm or tcg")
+	f.Var(text(&o.machine.Accel, "accelerator", "auto"), "accel", "auto, kvm or tcg")
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "no progress, no remarks; errors only")
 	f.BoolVar(&o.timings, "timings", false, "draw on standard error what the time was spent on")
 	return c
@@ -113,7 +122,7 @@ func (o *runOptions) complete(c *cobra.Command, s streams, args, env []string) e
 		}
 	}
 	if o.exec.Dir != "" && !path.IsAbs(o.exec.Dir) {
-		fault(fmt.Errorf("working folder %q; it must be absolute, like /tmp", o.exec.Dir))
+		fault(fmt.Errorf("working folder %q is not absolute; write it with a leading /, like /tmp", o.exec.Dir))
 	}
 	o.exec.Env, err = environment(env, o.exec.TTY)
 	fault(err)
@@ -172,7 +181,7 @@ func environment(env []string, tty bool) ([]string, error) {
 	for _, e := range env {
 		name, _, given := strings.Cut(e, "=")
 		if name == "" || strings.ContainsRune(e, 0) {
-			faults = append(faults, fmt.Errorf("-e %q; write -e NAME=VALUE, or -e NAME to pass it on", e))
+			faults = append(faults, fmt.Errorf("-e %q names no variable; write -e NAME=VALUE, or -e NAME to pass ours on", e))
 			continue
 		}
 		if given {
@@ -192,9 +201,9 @@ func parseTimeout(s string) (time.Duration, error) {
 	d, err := time.ParseDuration(s)
 	switch {
 	case err != nil:
-		return 0, fmt.Errorf("%q is not a length of time; write 90s, 5m or 1h30m", s)
+		return 0, errors.New("not a length of time; write 90s, 5m or 1h30m")
 	case d <= 0:
-		return 0, fmt.Errorf("%q; a timeout is longer than nothing (leave it out for none)", s)
+		return 0, errors.New("a timeout is longer than nothing; leave it out for none")
 	}
 	return d, nil
 }
@@ -204,7 +213,7 @@ func parseTimeout(s string) (time.Duration, error) {
 func parseMemory(s string) (int, error) {
 	mb, err := cli.ParseMemMB(s)
 	if err == nil && mb < machine.MinMemMB {
-		err = fmt.Errorf("%s is too little; a machine needs at least %d MiB", s, machine.MinMemMB)
+		err = fmt.Errorf("too little; a machine needs at least %d MiB", machine.MinMemMB)
 	}
 	return mb, err
 }

@@ -47,10 +47,12 @@ func run(ctx context.Context, s streams, o runOptions) (err error) {
 	first := &firstByte{began: time.Now()}
 	status, err := runIn(ctx, s, o, m, signals, first)
 	if o.timings {
-		phases := append(m.Phases(), cli.Phase{Name: "exec", Took: first.took()})
-		if err := cli.WriteChart(s.err, phases); err != nil && !o.quiet {
-			return err
+		var phases []cli.Phase
+		for _, p := range m.Phases() {
+			phases = append(phases, cli.Phase(p))
 		}
+		// A remark: that it cannot be written changes nothing.
+		cli.WriteChart(s.err, append(phases, cli.Phase{Name: "exec", Took: first.took()}))
 	}
 	if err != nil {
 		return explain(ctx, m, o, err)

@@ -49,7 +49,7 @@ func newVersion(s streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "version",
 		Short: "Say which version this is",
-		Args:  cobra.NoArgs,
+		Args:  noArgs,
 		RunE: func(*cobra.Command, []string) error {
 			v := currentVersion()
 			if asJSON {

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"strconv"
@@ -21,11 +22,11 @@ func ParseMemMB(s string) (int, error) {
 	}[unit]
 	value, err := strconv.ParseFloat(strings.TrimSpace(number), 64)
 	if !ok || err != nil || strings.ContainsAny(number, "xXpP_") {
-		return 0, fmt.Errorf("%q is not an amount of memory; write 512m or 2g", s)
+		return 0, errors.New("not an amount of memory; write 512m or 2g")
 	}
 	mb := value * factor
 	if mb < 0 || mb != math.Trunc(mb) || mb > math.MaxInt32 {
-		return 0, fmt.Errorf("%q is not a sensible amount of memory; write 512m or 2g", s)
+		return 0, errors.New("no sensible amount of memory; write 512m or 2g")
 	}
 	return int(mb), nil
 }

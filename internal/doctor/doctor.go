@@ -41,8 +41,8 @@ type Report struct {
 // Options say what to look at.
 type Options struct {
 	Home store.Home
-	// Version is our own, which the supervisor must share.
-	Version string
+	// Build is our own, which the supervisor must share.
+	Build string
 	// Repair removes what dead VMs left.
 	Repair bool
 }

@@ -132,7 +132,7 @@ func lookLeftOvers(ctx context.Context, o Options) Check {
 	}
 	found := "none"
 	if len(live) > 0 {
-		found += ", " + cli.Count(len(live), "VM") + " running"
+		found = "none; " + cli.Count(len(live), "VM") + " running"
 	}
 	if o.Repair {
 		swept, err := o.Home.Sweep(ctx)
@@ -142,7 +142,7 @@ func lookLeftOvers(ctx context.Context, o Options) Check {
 		if n := len(swept.Removed); n > 0 {
 			found = fmt.Sprintf("removed what %s left (%s)", cli.Count(n, "dead VM"), strings.Join(swept.Removed, ", "))
 			if k := len(swept.Killed); k > 0 {
-				found += ", killed " + cli.Count(k, "stray process") // one VM has two at most
+				found += fmt.Sprintf(", killed what still ran of it: %d", k)
 			}
 		}
 		return ok(found)

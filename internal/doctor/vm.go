@@ -47,7 +47,11 @@ func lookAccelerator(ctx context.Context, o Options) Check {
 	if err != nil {
 		return fail(err.Error(), "how to run VMs is not known", "choose with `kosa8 run --accel tcg`")
 	}
-	return ok(fmt.Sprintf("%s: %s", choice.Accel, choice.Evidence))
+	found := fmt.Sprintf("%s: %s", choice.Accel, choice.Evidence)
+	if choice.Remedy != "" {
+		return warn(found, "guests are translated instead of run by the processor, some ten times slower", choice.Remedy)
+	}
+	return ok(found)
 }
 
 // lookConfinement makes the namespaces QEMU is put into.
@@ -84,8 +88,8 @@ func namespaceRemedy() string {
 	return "allow unprivileged user namespaces; inside a container, allow it to make namespaces"
 }
 
-func lookImage(_ context.Context, o Options) Check {
-	img, err := guestimage.Open(o.Home.Dir())
+func lookImage(ctx context.Context, o Options) Check {
+	img, err := guestimage.OpenContext(ctx, o.Home.Dir())
 	switch {
 	case errors.Is(err, guestimage.ErrNotBuilt):
 		return fail("not built", "there is nothing to boot", "kosa8 image build")
@@ -101,13 +105,13 @@ func lookSupervisor(ctx context.Context, o Options) Check {
 		return fail(err.Error(), "no VM can run", "build it beside kosa8: make build")
 	}
 	out, err := exec.CommandContext(ctx, path, "--version").Output()
-	version := strings.TrimSpace(strings.TrimPrefix(string(out), "abox-vmm "))
+	build := strings.TrimSpace(strings.TrimPrefix(string(out), supervisor.Name))
 	switch {
 	case err != nil:
 		return fail(fmt.Sprintf("%s --version: %v", path, err), "no VM can run", "build it anew: make build")
-	case version != o.Version:
-		return fail(fmt.Sprintf("%s is version %s, kosa8 is %s", path, version, o.Version),
+	case build != o.Build:
+		return fail(fmt.Sprintf("%s is of build %s, kosa8 of %s", path, build, o.Build),
 			"they may not understand each other", "install both from one build: make build")
 	}
-	return ok(fmt.Sprintf("%s, version %s", path, version))
+	return ok(path + ", same build as kosa8")
 }

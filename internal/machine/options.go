@@ -95,7 +95,7 @@ func (o Options) Check() error {
 		faults = append(faults, fmt.Errorf(format, args...))
 	}
 	if o.CPUs < 1 || o.CPUs > MaxCPUs {
-		fault("%d CPUs; a machine has 1 to %d (this host has %d)", o.CPUs, MaxCPUs, runtime.NumCPU())
+		fault("%d CPUs are not possible; a machine has 1 to %d (this host has %d)", o.CPUs, MaxCPUs, runtime.NumCPU())
 	}
 	host := HostMemMB()
 	switch {
@@ -105,15 +105,15 @@ func (o Options) Check() error {
 		fault("%d MiB of memory is more than this host has (%d MiB); ask for less", o.MemMB, host)
 	}
 	if !hostname.MatchString(o.Hostname) {
-		fault("host name %q; use up to 63 letters, digits and hyphens", o.Hostname)
+		fault("host name %q is none; use up to 63 letters, digits and hyphens", o.Hostname)
 	}
 	switch o.Accel {
 	case "", "kvm", "tcg":
 	default:
-		fault("accelerator %q; there are kvm, tcg and auto", o.Accel)
+		fault("no accelerator %q; there are kvm, tcg and auto", o.Accel)
 	}
 	if o.BootTimeout < 0 {
-		fault("a boot timeout of %v; it must not be negative", o.BootTimeout)
+		fault("a boot timeout of %v is no time; leave it out for %v", o.BootTimeout, DefaultBootTimeout)
 	}
 	return errors.Join(faults...)
 }

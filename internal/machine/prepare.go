@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -19,8 +20,10 @@ import (
 // parts are what every start needs, whichever way the VM comes to be.
 type parts struct {
 	image *guestimage.Image
-	accel vm.Accel
-	vmm   string
+	// release lets a build remove the image again.
+	release func()
+	accel   vm.Accel
+	vmm     string
 }
 
 // prepare finds the parts side by side and reports everything that is
@@ -29,14 +32,36 @@ func prepare(ctx context.Context, o Options, home store.Home) (parts, error) {
 	var p parts
 	var imageErr, accelErr, vmmErr error
 	var wg sync.WaitGroup
-	wg.Go(func() { p.image, imageErr = guestimage.Open(home.Dir()) })
+	wg.Go(func() { p.image, p.release, imageErr = openImage(ctx, home) })
 	wg.Go(func() { p.vmm, vmmErr = supervisor.FindVMM(o.VMM) })
 	p.accel, accelErr = chooseAccel(ctx, o, home)
 	wg.Wait()
 	if err := errors.Join(vmmErr, imageErr, accelErr); err != nil {
+		if p.release != nil {
+			p.release()
+		}
 		return parts{}, err
 	}
 	return p, nil
+}
+
+// openImage opens the image in use and keeps it from being removed.
+func openImage(ctx context.Context, home store.Home) (*guestimage.Image, func(), error) {
+	for try := 0; ; try++ {
+		image, err := guestimage.OpenContext(ctx, home.Dir())
+		if err != nil {
+			return nil, nil, err
+		}
+		release, err := image.Hold()
+		if err == nil {
+			return image, release, nil
+		}
+		// A build may have put a new one in its place just now; that it did
+		// so again and again is not believable.
+		if try == 3 || !errors.Is(err, guestimage.ErrNotBuilt) {
+			return nil, nil, err
+		}
+	}
 }
 
 func chooseAccel(ctx context.Context, o Options, home store.Home) (vm.Accel, error) {
@@ -55,7 +80,7 @@ func (p parts) config(o Options, dir *store.VMDir) supervisor.Config {
 	return supervisor.Config{
 		ID:    dir.ID,
 		Dir:   dir.Path,
-		Label: o.Label,
+		Label: clip(o.Label, maxLabel),
 		VM: vm.Spec{
 			CPUs:      o.CPUs,
 			MemMB:     o.MemMB,
@@ -74,6 +99,24 @@ func (p parts) config(o Options, dir *store.VMDir) supervisor.Config {
 		BootTimeout: o.BootTimeout,
 		Outlive:     o.Outlive,
 	}
+}
+
+// maxLabel is well below what a supervisor takes.
+const maxLabel = 200
+
+// clip shortens s to n bytes at most, in one piece of UTF-8.
+func clip(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	return strings.ToValidUTF8(s[:n], "")
+}
+
+// cmdline is the guest kernel's. Every line on the console costs the guest
+// time, so the kernel says nothing below a warning. A panic resets the VM at
+// once, which ends QEMU.
+func cmdline(image *guestimage.Image) string {
+	return "console=ttyS0 quiet panic=-1 warren.image=" + image.Manifest.ImageID
 }
 
 // newDir makes the folder of a machine with an empty overlay of the data disk

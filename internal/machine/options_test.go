@@ -1,0 +1,50 @@
+package machine
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestOptionsReportEveryFaultAtOnce(t *testing.T) {
+	err := Options{CPUs: -1, MemMB: 1, Hostname: "two words", Accel: "warp", BootTimeout: -1}.Check()
+	if err == nil {
+		t.Fatal("no fault found")
+	}
+	for _, want := range []string{"-1 CPUs", "1 MiB of memory is too little", `host name "two words"`, `accelerator "warp"`, "boot timeout"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("no %q in %q", want, err)
+		}
+	}
+}
+
+func TestOptionsBounds(t *testing.T) {
+	host := HostMemMB()
+	if host < 64 {
+		t.Fatalf("the host is said to have %d MiB", host)
+	}
+	tests := []struct {
+		name string
+		o    Options
+		good bool
+	}{
+		{"nothing said", Options{}, true},
+		{"least memory", Options{MemMB: MinMemMB}, true},
+		{"less than that", Options{MemMB: MinMemMB - 1}, false},
+		{"all of the host's memory", Options{MemMB: host}, host >= MinMemMB},
+		{"more than that", Options{MemMB: host + 1}, false},
+		{"one CPU", Options{CPUs: 1}, true},
+		{"most CPUs", Options{CPUs: MaxCPUs}, true},
+		{"one more", Options{CPUs: MaxCPUs + 1}, false},
+		{"choose the accelerator", Options{Accel: "auto"}, true},
+		{"a name of 63 letters", Options{Hostname: strings.Repeat("a", 63)}, true},
+		{"a name of 64 letters", Options{Hostname: strings.Repeat("a", 64)}, false},
+		{"a name with an end of line", Options{Hostname: "a\n"}, false},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if err := tt.o.Check(); (err == nil) != tt.good {
+				t.Errorf("Check() = %v", err)
+			}
+		})
+	}
+}
