@@ -13,8 +13,9 @@ func (c *Client) GetFD(ctx context.Context, name string, f *os.File) error {
 }
 
 // AddFD gives QEMU a descriptor as a file it can open by the path returned,
-// which is how a confined QEMU gets at a file that is not in its jail. The
-// file is open for reading, writing or both as f is; each set holds one.
+// which is how a confined QEMU gets at a file that is not in its jail. f must be
+// open exactly as QEMU will open it: for reading, for writing (a state that is
+// saved) or for both (a disk); otherwise QEMU says "Permission denied".
 // RemoveFD takes it away once QEMU no longer has it open.
 func (c *Client) AddFD(ctx context.Context, set int, f *os.File) (path string, err error) {
 	args := map[string]any{"fdset-id": set}

@@ -1,0 +1,106 @@
+package vm
+
+import (
+	"fmt"
+	"strconv"
+)
+
+// Paths are the VM's files as QEMU sees them. A file that the Spec does not
+// name is not used.
+type Paths struct {
+	Kernel, Initramfs, RootDisk, DataDisk, DataBase, Memory string
+}
+
+// FDs are the inherited descriptors, as QEMU sees them.
+type FDs struct{ QMP, Link, Console int }
+
+// inJail is where Start puts the files.
+var inJail = Paths{
+	Kernel:    "/vm/kernel",
+	Initramfs: "/vm/initramfs",
+	RootDisk:  "/vm/root.img",
+	DataDisk:  "/vm/data.qcow2",
+	DataBase:  "/vm/data.img",
+	Memory:    "/vm/memory",
+}
+
+// LinkPort is the name of the link's virtio-serial port in the guest.
+const LinkPort = "warren.link"
+
+// tcgCacheMB bounds TCG's translation cache, in MiB. Left alone it takes up to
+// 1 GiB in each busy VM.
+const tcgCacheMB = 128
+
+// Args is QEMU's command line, without argv[0]. It is pure: the same Spec
+// gives the same machine, as a restore of it must.
+func Args(s Spec, in Paths, fds FDs) []string {
+	args := []string{
+		"-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+		"-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
+		"-machine", "pc,suppress-vmdesc=on,dump-guest-core=off,memory-backend=ram",
+		"-smp", strconv.Itoa(s.CPUs),
+		"-m", strconv.Itoa(s.MemMB) + "M",
+	}
+	if s.Accel == KVM {
+		args = append(args, "-accel", "kvm", "-cpu", "host")
+	} else {
+		args = append(args, "-accel", fmt.Sprintf("tcg,thread=multi,tb-size=%d", tcgCacheMB), "-cpu", "max")
+	}
+	if s.Memory != "" {
+		args = append(args, "-object", fmt.Sprintf("memory-backend-file,id=ram,size=%dM,mem-path=%s,share=off", s.MemMB, in.Memory))
+	} else {
+		args = append(args, "-object", fmt.Sprintf("memory-backend-ram,id=ram,size=%dM", s.MemMB))
+	}
+	if s.Paused {
+		args = append(args, "-S")
+	}
+	if s.Kernel != "" {
+		args = append(args, "-kernel", in.Kernel)
+		if s.Initramfs != "" {
+			args = append(args, "-initrd", in.Initramfs)
+		}
+		if s.Cmdline != "" {
+			args = append(args, "-append", s.Cmdline)
+		}
+	}
+	args = append(args, channels(fds)...)
+	args = append(args, disks(s, in)...)
+	return append(args, "-device", "virtio-rng-pci,id=rng")
+}
+
+// channels are the monitor, the console and the link.
+func channels(fds FDs) []string {
+	return []string{
+		"-chardev", fmt.Sprintf("socket,id=qmp,fd=%d", fds.QMP),
+		"-mon", "chardev=qmp,mode=control",
+		"-chardev", fmt.Sprintf("socket,id=console,fd=%d", fds.Console),
+		"-device", "isa-serial,chardev=console,id=serial",
+		"-chardev", fmt.Sprintf("socket,id=link,fd=%d", fds.Link),
+		"-device", "virtio-serial-pci,id=ports,max_ports=2",
+		"-device", "virtserialport,bus=ports.0,chardev=link,id=link-port,name=" + LinkPort,
+	}
+}
+
+// disks are the root disk and the data disk. A host disk that is full or
+// broken shows in the guest as an I/O error; QEMU's default would stop the
+// whole VM.
+func disks(s Spec, in Paths) []string {
+	var args []string
+	if s.RootDisk != "" {
+		args = append(args,
+			"-blockdev", "driver=file,node-name=root-file,filename="+in.RootDisk+",read-only=on",
+			"-blockdev", "driver=raw,node-name=root,file=root-file,read-only=on",
+			"-device", "virtio-blk-pci,drive=root,id=root-disk,serial=root",
+		)
+	}
+	if s.DataDisk != "" {
+		args = append(args,
+			"-blockdev", "driver=file,node-name=data-base-file,filename="+in.DataBase+",read-only=on",
+			"-blockdev", "driver=raw,node-name=data-base,file=data-base-file,read-only=on",
+			"-blockdev", "driver=file,node-name=data-file,filename="+in.DataDisk+",discard=unmap",
+			"-blockdev", "driver=qcow2,node-name=data,file=data-file,backing=data-base,discard=unmap",
+			"-device", "virtio-blk-pci,drive=data,id=data-disk,serial=data,werror=report,rerror=report",
+		)
+	}
+	return args
+}

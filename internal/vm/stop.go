@@ -1,0 +1,108 @@
+package vm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"syscall"
+	"time"
+
+	"github.com/warren-vm/warren/internal/vm/qmp"
+)
+
+// watch waits for QEMU's end and writes down how it was. It ends QEMU when
+// that has broken off its monitor: nobody could manage it any more.
+func (v *VM) watch() {
+	e := ending{}
+	select {
+	case <-v.process.Done():
+	case <-v.qmp.Done():
+		if !v.processEnds(monitorGrace) {
+			e.monitorLost = !v.stopping.Load()
+			v.process.Signal(syscall.SIGKILL)
+			<-v.process.Done()
+		}
+	}
+	// What QEMU said last is still in the sockets, which end with it.
+	timer := time.NewTimer(drainDeadline)
+	select {
+	case <-v.qmp.Done():
+	case <-timer.C:
+	}
+	timer.Stop()
+	v.qmp.Close()
+	v.release()
+	for event := range v.events.Events() {
+		e.events = append(e.events, event)
+	}
+	e.state, e.stderr, e.stopping = v.process.State(), v.errText.bytes(), v.stopping.Load()
+	v.exit = e.info()
+	close(v.exited)
+}
+
+// Stop ends QEMU and lets go of everything: it asks by the monitor, then
+// terminates, then kills, each with a deadline; when ctx ends it kills at
+// once. It may be called at any time, any number of times and by several at
+// once; all return when no process is left.
+//
+// The only error is a process that even SIGKILL does not end, because the
+// kernel does not let go of it.
+func (v *VM) Stop(ctx context.Context) error {
+	v.stopping.CompareAndSwap(false, !v.hasExited())
+	defer v.link.Close()
+	v.quit(ctx)
+	if v.gone(ctx, quitDeadline) {
+		return nil
+	}
+	v.process.Signal(syscall.SIGTERM)
+	if v.gone(ctx, termDeadline) {
+		return nil
+	}
+	v.process.Signal(syscall.SIGKILL)
+	if v.gone(context.WithoutCancel(ctx), killDeadline) {
+		return nil
+	}
+	return fmt.Errorf("stop the VM: process %d does not end, not even when killed", v.PID())
+}
+
+func (v *VM) hasExited() bool {
+	select {
+	case <-v.exited:
+		return true
+	default:
+		return false
+	}
+}
+
+// quit asks QEMU to end. An error means that the next step is needed, or that
+// it ended before it could answer; either way gone finds out.
+func (v *VM) quit(ctx context.Context) {
+	if v.hasExited() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, quitDeadline)
+	defer cancel()
+	err := v.qmp.Do(ctx, "quit", nil, nil)
+	var refused *qmp.Error
+	if errors.As(err, &refused) || errors.Is(err, context.DeadlineExceeded) {
+		v.process.Signal(syscall.SIGTERM)
+	}
+}
+
+// gone waits for the end until the time or ctx is over.
+func (v *VM) gone(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-v.exited:
+		return true
+	default:
+	}
+	select {
+	case <-v.exited:
+		return true
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	return false
+}
