@@ -166,7 +166,7 @@ func (g *guest) ended(err error, brokeOff bool) *control.Fault {
 		waitFor(s.life.Done(), g.link.Done(), 300*time.Millisecond)
 	}
 	if isDone(g.link.Done()) || isDone(s.machine.Exited()) {
-		waitFor(s.life.Done(), nil, s.wait(exitGrace/2))
+		waitFor(s.life.Done(), nil, exitGrace)
 	}
 	var fault *control.Fault
 	switch {
