@@ -80,7 +80,7 @@ func start(watch *stopwatch, con **console) (*machine, error) {
 	*con = openConsole()
 	guardSignals()
 	watch.lap("mounts")
-	if _, err := loadModules("/modules"); err != nil {
+	if err := loadModules("/modules"); err != nil {
 		return nil, err
 	}
 	watch.lap("modules")
@@ -88,14 +88,8 @@ func start(watch *stopwatch, con **console) (*machine, error) {
 		return nil, err
 	}
 	watch.lap("root")
-	if err := limits(); err != nil {
-		return nil, err
-	}
-	cgroup, err := makeCgroup()
+	cgroup, err := setUp()
 	if err != nil {
-		return nil, err
-	}
-	if err := loopbackUp(); err != nil {
 		return nil, err
 	}
 	watch.lap("limits")
@@ -114,6 +108,17 @@ func start(watch *stopwatch, con **console) (*machine, error) {
 	})
 	watch.lap("agent")
 	return m, err
+}
+
+// setUp does what needs no device, and returns the cgroup for programs.
+func setUp() (cgroup int, err error) {
+	if err := limits(); err != nil {
+		return 0, err
+	}
+	if err := loopbackUp(); err != nil {
+		return 0, err
+	}
+	return makeCgroup()
 }
 
 // serve answers the host for ever. The port fails for good only when the
@@ -181,7 +186,6 @@ func parseImageID(cmdline string) string {
 
 // guardSignals keeps signals that the guest's root sends to PID 1 from ending
 // the agent. Catching is not ignoring: programs start with the defaults.
-// SIGCHLD, which every program's end raises, is left to the kernel to drop.
 func guardSignals() {
 	caught := make(chan os.Signal, 1)
 	signal.Notify(caught, syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGABRT,
