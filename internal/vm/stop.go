@@ -11,13 +11,14 @@ import (
 )
 
 // watch waits for QEMU's end and writes down how it was. It ends QEMU when
-// that has broken off its monitor: nobody could manage it any more.
+// that has broken off its monitor, or says there what no QEMU says: nobody
+// could manage it any more.
 func (v *VM) watch() {
 	e := ending{}
 	select {
 	case <-v.process.Done():
 	case <-v.qmp.Done():
-		if !v.processEnds(monitorGrace) {
+		if !errors.Is(v.qmp.Err(), qmp.ErrGone) || !v.processEnds(monitorGrace) {
 			e.monitorLost = !v.stopping.Load()
 			v.process.Signal(syscall.SIGKILL)
 			<-v.process.Done()

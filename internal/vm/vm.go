@@ -272,7 +272,7 @@ func JailMain() { jail.Main() }
 // abandon ends a QEMU that has not greeted and says why it has not.
 func (v *VM) abandon(why error) error {
 	// QEMU that gives up closes the monitor first: let it finish its sentence.
-	ended := errors.Is(why, qmp.ErrClosed) && v.processEnds(monitorGrace)
+	ended := errors.Is(why, qmp.ErrGone) && v.processEnds(monitorGrace)
 	if !ended {
 		v.process.Signal(syscall.SIGKILL)
 		<-v.process.Done()

@@ -21,6 +21,10 @@ import (
 // by QEMU; the error says which.
 var ErrClosed = errors.New("monitor connection closed")
 
+// ErrGone is part of the error when it was QEMU that closed the connection,
+// as it does when it ends.
+var ErrGone = errors.New("QEMU closed it")
+
 // DefaultDeadline is how long a command may take whose context has no
 // deadline of its own.
 const DefaultDeadline = 30 * time.Second
@@ -239,7 +243,7 @@ func (c *Client) read(greeted chan<- Version) {
 	switch {
 	// A socket whose other end is closed with bytes unread says "reset".
 	case errors.Is(why, io.EOF), errors.Is(why, syscall.ECONNRESET):
-		why = errors.New("QEMU closed it")
+		why = ErrGone
 	}
 	c.fail(why)
 	c.mu.Lock()

@@ -190,6 +190,9 @@ func TestEveryoneIsToldWhenQEMUEnds(t *testing.T) {
 		t.Error("the subscription is still open")
 	}
 	<-c.Done()
+	if !errors.Is(c.Err(), ErrGone) {
+		t.Errorf("ended by %v", c.Err())
+	}
 	if err := c.Do(t.Context(), "more", nil, nil); !errors.Is(err, ErrClosed) {
 		t.Errorf("after the end: %v", err)
 	}
