@@ -1,6 +1,8 @@
 package main
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -57,5 +59,23 @@ func TestAConsoleFloodDisturbsNothing(t *testing.T) {
 	k := newKosa8(t, home, "run", "base", "--", "sh", "-c", "timeout 5 yes 'noise on the console' > /dev/console; echo still here")
 	if code := k.start(t).end(t); code != 0 || k.out.String() != "still here\n" {
 		t.Errorf("code %d, stdout %q, stderr %q", code, k.out.String(), k.errs.String())
+	}
+}
+
+func TestAFullDiskOnTheHostIsNamedAndLeavesNothing(t *testing.T) {
+	home := vmHome(t)
+	if err := os.Mkdir(filepath.Join(home.Dir(), "vms"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	k := newKosa8(t, home, "run", "base", "true")
+	// A file system of a few pages, which only this command sees.
+	k.Path, k.Args = "/usr/bin/unshare", append([]string{"unshare", "--mount", "--map-root-user", "sh", "-c",
+		`mount -t tmpfs -o size=64k none "$WARREN_HOME/vms" && "$@"; code=$?; find "$WARREN_HOME/vms" -mindepth 1 -type d; exit $code`, "sh"}, k.Args...)
+	code := k.start(t).end(t)
+	if code != 1 || !strings.HasPrefix(k.errs.String(), "kosa8: ") || !strings.Contains(k.errs.String(), "no space left") {
+		t.Errorf("code %d, stderr %q, want 1 and a line about space", code, k.errs.String())
+	}
+	if k.out.Len() > 0 {
+		t.Errorf("left: %q", k.out.String())
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/warren-vm/warren/internal/guestimage"
 	"github.com/warren-vm/warren/internal/supervisor"
 	"github.com/warren-vm/warren/internal/vm"
+	"github.com/warren-vm/warren/internal/vm/accel"
 )
 
 // The oldest QEMU everything here was run with.
@@ -48,7 +49,9 @@ func lookAccelerator(ctx context.Context, o Options) Check {
 		return fail(err.Error(), "how to run VMs is not known", "choose with `kosa8 run --accel tcg`")
 	}
 	found := fmt.Sprintf("%s: %s", choice.Accel, choice.Evidence)
-	if choice.Remedy != "" {
+	// A host without hardware virtualization is a first-class one; one that
+	// keeps it from this user is not as it should be.
+	if choice.Verdict == accel.NoPermission {
 		return warn(found, "guests are translated instead of run by the processor, some ten times slower", choice.Remedy)
 	}
 	return ok(found)

@@ -14,6 +14,7 @@ var order = []string{
 	"cmd/abox-vmm",
 	"cmd/warren-guest",
 
+	"scripts",
 	"internal/house",
 
 	"pkg/kosa8",
