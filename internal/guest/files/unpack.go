@@ -33,7 +33,7 @@ func (e *ArchiveError) Error() string {
 // link leading out, and a hard link to something outside are refused.
 // A symbolic link may name anything, since a link that is only data harms
 // nobody and environments are full of absolute ones; it is not followed out.
-// Devices, pipes and other special entries are refused.
+// Devices, pipes, sparse files and other special entries are refused.
 //
 // What is there is replaced, but a folder is only added to and never replaced
 // by a file. All belongs to owner, or to the ids in the archive when owner is
@@ -123,8 +123,11 @@ func (u *unpacker) entry(h *tar.Header, content io.Reader) error {
 	if err != nil {
 		return err
 	}
+	if isSparse(h) {
+		return &ArchiveError{h.Name, "is sparse; pack it without its holes named (tar without -S)"}
+	}
 	switch h.Typeflag {
-	case tar.TypeReg, tar.TypeGNUSparse:
+	case tar.TypeReg:
 		err = u.file(name, h, content)
 	case tar.TypeDir:
 		err = u.dir(name, h)
@@ -139,6 +142,20 @@ func (u *unpacker) entry(h *tar.Header, content io.Reader) error {
 		return entryFault(h.Name, err)
 	}
 	return nil
+}
+
+// isSparse tells of a file whose holes are only named: a hundred bytes of
+// archive could fill the disk.
+func isSparse(h *tar.Header) bool {
+	if h.Typeflag == tar.TypeGNUSparse {
+		return true
+	}
+	for key := range h.PAXRecords {
+		if strings.HasPrefix(key, "GNU.sparse.") {
+			return true
+		}
+	}
+	return false
 }
 
 // localName is name inside the target.
