@@ -55,8 +55,11 @@ type buildRecord struct {
 	// Recipe is the digest of the recipe, AgentSHA256 of the agent.
 	Recipe      string `json:"recipe"`
 	AgentSHA256 string `json:"agent_sha256"`
-	// Kernel is the kernel's version.
-	Kernel string `json:"kernel"`
+	// Kernel is the kernel's version, PackagesSHA256 the digest of the list of
+	// installed packages with their versions: with the same of both, and the
+	// same recipe and agent, a build gives the same image.
+	Kernel         string `json:"kernel"`
+	PackagesSHA256 string `json:"packages_sha256"`
 	// ModulesBytes is the size of the first archive of the initramfs, which
 	// the agent follows.
 	ModulesBytes int64 `json:"modules_bytes"`

@@ -58,9 +58,11 @@ func (b *build) whole(ctx context.Context, m *Manifest) error {
 		return err
 	}
 	b.Progress("writing the root disk")
-	if err := rootdisk.Write(ctx, b.tools, rootTar, imageIn(b.out()).Disk, b.record.Kernel, onDisk); err != nil {
+	contents, err := rootdisk.Write(ctx, b.tools, rootTar, imageIn(b.out()).Disk, b.record.Kernel, onDisk)
+	if err != nil {
 		return fmt.Errorf("build the root disk: %w", err)
 	}
+	b.record.PackagesSHA256 = contents.Status
 	b.Progress("computing digests")
 	return b.sums(ctx, m)
 }
@@ -166,7 +168,7 @@ func (b *build) reuse(ctx context.Context, old *Image, was buildRecord, m *Manif
 			return err
 		}
 	}
-	b.record.Kernel, b.record.ModulesBytes = was.Kernel, was.ModulesBytes
+	b.record.Kernel, b.record.PackagesSHA256, b.record.ModulesBytes = was.Kernel, was.PackagesSHA256, was.ModulesBytes
 	f, err := os.Open(old.Initramfs)
 	if err != nil {
 		return err

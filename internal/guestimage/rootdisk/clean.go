@@ -3,6 +3,8 @@ package rootdisk
 import (
 	"archive/tar"
 	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -46,11 +48,21 @@ func dropped(name string) bool {
 	return strings.HasPrefix(name, "usr/share/doc/") && (depth > 4 || depth == 4 && path.Base(name) != "copyright")
 }
 
-// newestPackaged is the newest time of a file in the tar that came out of a
-// package. Files that were made while packages were installed are newer; no
-// file of the disk is. Times of packaged files stay as they are: Python
-// compares them with the ones in its compiled files.
-func newestPackaged(r io.Reader) (time.Time, error) {
+// Contents is what a bootstrapped tree holds.
+type Contents struct {
+	// Newest is the newest time of a file that came out of a package. Files
+	// that were made while packages were installed are newer; no file of the
+	// disk is. Times of packaged files stay as they are: Python compares them
+	// with the ones in its compiled files.
+	Newest time.Time
+	// Status is the digest of dpkg's list of what is installed in which
+	// version: two trees with the same one have to give the same disk.
+	Status string
+}
+
+// Examine reads a tar that Bootstrap made.
+func Examine(r io.Reader) (Contents, error) {
+	var c Contents
 	packaged := map[string]bool{}
 	times := map[string]time.Time{}
 	t := tar.NewReader(r)
@@ -60,32 +72,39 @@ func newestPackaged(r io.Reader) (time.Time, error) {
 			break
 		}
 		if err != nil {
-			return time.Time{}, err
+			return c, err
 		}
 		name := clean(h.Name)
 		if h.Typeflag == tar.TypeReg {
 			times[name] = h.ModTime
 		}
-		if strings.HasPrefix(name, "var/lib/dpkg/info/") && strings.HasSuffix(name, ".list") {
+		switch {
+		case name == "var/lib/dpkg/status":
+			sum := sha256.New()
+			if _, err := io.Copy(sum, t); err != nil {
+				return c, err
+			}
+			c.Status = hex.EncodeToString(sum.Sum(nil))
+		case strings.HasPrefix(name, "var/lib/dpkg/info/") && strings.HasSuffix(name, ".list"):
 			list, err := io.ReadAll(io.LimitReader(t, 16<<20))
 			if err != nil {
-				return time.Time{}, err
+				return c, err
 			}
 			for line := range strings.Lines(string(list)) {
 				packaged[clean(strings.TrimSpace(line))] = true
 			}
 		}
 	}
-	var newest time.Time
 	for name, at := range times {
-		if packaged[name] && at.After(newest) {
-			newest = at
+		if packaged[name] && at.After(c.Newest) {
+			c.Newest = at
 		}
 	}
-	if newest.IsZero() {
-		return newest, errors.New("no file of it belongs to a package")
+	if c.Newest.IsZero() || c.Status == "" {
+		return c, errors.New("there is nothing in it that dpkg installed")
 	}
-	return newest.Truncate(time.Second), nil
+	c.Newest = c.Newest.Truncate(time.Second)
+	return c, nil
 }
 
 func clean(name string) string { return strings.TrimPrefix(path.Clean("/"+name), "/") }

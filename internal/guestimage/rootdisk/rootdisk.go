@@ -89,38 +89,41 @@ func mode(ctx context.Context, run *tool.Runner) string {
 func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 
 // Write cleans the tar at from, adds modules, and writes the disk to target.
-func Write(ctx context.Context, run *tool.Runner, from, target, kernelVersion string, modules []kernel.Module) error {
+func Write(ctx context.Context, run *tool.Runner, from, target, kernelVersion string, modules []kernel.Module) (Contents, error) {
 	in, err := os.Open(from)
 	if err != nil {
-		return err
+		return Contents{}, err
 	}
 	defer in.Close()
-	newest, err := newestPackaged(in)
+	contents, err := Examine(in)
 	if err != nil {
-		return fmt.Errorf("read what mmdebstrap made: %w", err)
+		return contents, fmt.Errorf("read what mmdebstrap made: %w", err)
 	}
 	if _, err := in.Seek(0, io.SeekStart); err != nil {
-		return err
+		return contents, err
 	}
+	at := strconv.FormatInt(contents.Newest.Unix(), 10)
 	r, w := io.Pipe()
 	cleaned := make(chan error, 1)
 	go func() {
-		err := Clean(w, in, newest, kernelVersion, modules)
+		err := Clean(w, in, contents.Newest, kernelVersion, modules)
 		w.CloseWithError(err)
 		cleaned <- err
 	}()
 	err = run.Run(ctx, tool.Command{Name: "sqfstar", Stdin: r, Args: []string{
-		"-quiet", "-no-progress", "-no-xattrs", "-no-exports", "-no-fragments",
+		"-quiet", "-no-progress", "-no-xattrs", "-no-fragments",
 		"-noI", "-noId", "-noD", "-noF", "-noX",
-		"-processors", "2",
-		"-mkfs-time", strconv.FormatInt(newest.Unix(), 10),
+		"-processors", "2", "-mem", "256M",
+		"-mkfs-time", at,
+		// Otherwise the root folder is the building user's, made just now.
+		"-root-uid", "0", "-root-gid", "0", "-root-mode", "755", "-root-time", at,
 		target,
 	}})
 	_ = r.Close() // Clean ends even when sqfstar ended early
 	if cleanErr := <-cleaned; cleanErr != nil && !errors.Is(cleanErr, io.ErrClosedPipe) {
-		return fmt.Errorf("clean the root disk: %w", cleanErr)
+		return contents, fmt.Errorf("clean the root disk: %w", cleanErr)
 	}
-	return err
+	return contents, err
 }
 
 // RemoveAll removes a folder that an ended build left, whatever the modes of
