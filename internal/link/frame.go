@@ -6,6 +6,7 @@ import (
 	"errors"
 	"hash/crc32"
 	"io"
+	"syscall"
 )
 
 // A frame on the port:
@@ -127,8 +128,10 @@ func (d *decoder) need(n int) error {
 		if m > 0 {
 			continue
 		}
-		if err == nil {
-			err = io.EOF // virtio-serial: no host is connected
+		// Both are an end: virtio-serial's way to say that no host is
+		// connected, and a socket whose other end closed with bytes unread.
+		if err == nil || errors.Is(err, syscall.ECONNRESET) {
+			err = io.EOF
 		}
 		return err
 	}

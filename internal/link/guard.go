@@ -295,14 +295,15 @@ func (g *guard) remove(id uint32, f *flow) {
 	}
 }
 
-// take returns the account of a stream that yamux has just handed out. The
-// other side may have ended or reset it by then.
+// take returns the account of a stream that yamux has just handed out; the
+// other side may have ended or reset it by then. It returns nil for a stream
+// that never came to be, which yamux hands out when its end crosses OpenStream.
 func (g *guard) take(id uint32) *flow {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	f := g.fresh[id]
 	delete(g.fresh, id)
-	if !f.mine {
+	if f != nil && !f.mine {
 		g.untaken--
 	}
 	return f

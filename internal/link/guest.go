@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"syscall"
 	"time"
 )
 
@@ -41,6 +42,9 @@ func Serve(ctx context.Context, port Port, accept func(*Session)) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
+		if errors.Is(err, syscall.EPIPE) {
+			continue // a socket's host that left already
+		}
 		if err != nil {
 			return fmt.Errorf("link port: %w", err)
 		}
@@ -57,7 +61,7 @@ func Serve(ctx context.Context, port Port, accept func(*Session)) error {
 			return context.Cause(ctx)
 		}
 		if errors.Is(s.Err(), ErrClosed) || errors.Is(s.Err(), ErrProtocol) {
-			if err := g.bye(generation); err != nil {
+			if err := g.bye(generation); err != nil && !errors.Is(err, syscall.EPIPE) {
 				return fmt.Errorf("link port: %w", err)
 			}
 			if ctx.Err() != nil { // bye may have undone the interrupt

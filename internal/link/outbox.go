@@ -13,8 +13,9 @@ const (
 	// the outbox was full bring at most one chunk each; what is beyond can
 	// only be answers to a guest that sends and sends but never reads.
 	outboxMost = 16 << 20
-	// outboxKeep is how large a buffer is kept when it is empty.
-	outboxKeep = 256 << 10
+	// outboxPiece is how much goes to the port at once, so that a full outbox
+	// has room soon.
+	outboxPiece = 128 << 10
 )
 
 // outbox is the host's sender. It never blocks yamux: a guest that does not
@@ -87,8 +88,7 @@ func (o *outbox) run(port io.Writer) error {
 		o.queue, o.spare = o.spare[:0], batch[:0]
 		o.writing = len(batch)
 		for len(batch) > 0 && o.err == nil {
-			// In pieces, so that a full outbox has room soon.
-			piece := batch[:min(len(batch), outboxKeep)]
+			piece := batch[:min(len(batch), outboxPiece)]
 			o.mu.Unlock()
 			n, err := port.Write(piece)
 			o.mu.Lock()
@@ -99,7 +99,7 @@ func (o *outbox) run(port io.Writer) error {
 			}
 			o.wake()
 		}
-		if cap(o.spare) > outboxKeep {
+		if cap(o.spare) > 2*outboxFull {
 			o.spare = nil // a burst's; queue's goes the same way next time
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -21,7 +22,8 @@ type guestPort struct {
 	raw  syscall.RawConn
 	// gone is true once a read has told that no host is connected. It belongs
 	// to the reader.
-	gone bool
+	gone   bool
+	closed atomic.Bool
 }
 
 // OpenGuestPort opens the virtio-serial port at path (/dev/vportNpM). The
@@ -108,7 +110,9 @@ func (p *guestPort) Write(b []byte) (int, error) {
 // fault makes one error of the poller's and the call's own.
 func (p *guestPort) fault(op string, poll, call error) error {
 	switch {
-	case errors.Is(poll, os.ErrDeadlineExceeded), errors.Is(poll, os.ErrClosed):
+	case poll != nil && p.closed.Load():
+		return os.ErrClosed // the poller's own error is internal to the runtime
+	case errors.Is(poll, os.ErrDeadlineExceeded):
 		return poll
 	case poll != nil:
 		return fmt.Errorf("link port %s: %w", op, poll)
@@ -119,6 +123,10 @@ func (p *guestPort) fault(op string, poll, call error) error {
 	}
 }
 
-func (p *guestPort) Close() error                       { return p.file.Close() }
+func (p *guestPort) Close() error {
+	p.closed.Store(true)
+	return p.file.Close()
+}
+
 func (p *guestPort) SetReadDeadline(t time.Time) error  { return p.file.SetReadDeadline(t) }
 func (p *guestPort) SetWriteDeadline(t time.Time) error { return p.file.SetWriteDeadline(t) }

@@ -97,6 +97,7 @@ func (g *restartGuest) openBefore(generation uint64) int {
 }
 
 func TestEveryNewHostGetsAWorkingSession(t *testing.T) {
+	noLeaks(t)
 	for _, v := range []struct {
 		name        string
 		tells, tear bool
@@ -251,7 +252,7 @@ func TestAFrameCutOffByARestoreNeverReachesItsStream(t *testing.T) {
 				data []byte
 				err  error
 			}
-			streams := make(chan got, 1)
+			begun, streams := make(chan error, 1), make(chan got, 1)
 			sessions := make(chan *Session, 2)
 			serve(t, &c.guest, func(s *Session) {
 				sessions <- s
@@ -262,8 +263,11 @@ func TestAFrameCutOffByARestoreNeverReachesItsStream(t *testing.T) {
 					}
 					go func() {
 						defer conn.Close()
-						b, err := io.ReadAll(conn)
-						streams <- got{b, err}
+						b := make([]byte, 5)
+						_, err := io.ReadFull(conn, b)
+						begun <- err
+						rest, err := io.ReadAll(conn)
+						streams <- got{append(b, rest...), err}
 					}()
 				}
 			})
@@ -271,6 +275,9 @@ func TestAFrameCutOffByARestoreNeverReachesItsStream(t *testing.T) {
 			// A stream gets "whole", and the first part of a second frame.
 			old := scriptHost(t, c.connect(never, nil))
 			old.write(old.data(mux(muxWinUpd, flagSYN, 1, 0), mux(muxData, 0, 1, 5), []byte("whole")))
+			if err := <-begun; err != nil {
+				t.Fatal(err)
+			}
 			body := bytes.Repeat([]byte("x"), maxHostFrame-overhead-muxHeaderSize)
 			half := old.data(mux(muxData, 0, 1, uint32(len(body))), body)
 			if len(half) != maxHostFrame {
@@ -307,9 +314,6 @@ func TestAGuestsHalfWrittenFrameIsFinishedBeforeTheAnswer(t *testing.T) {
 			return
 		}
 		defer conn.Close()
-		if s.Generation() == 0 {
-			return
-		}
 		_, err = conn.Write(bytes.Repeat([]byte("y"), 100_000))
 		writes <- err
 	})

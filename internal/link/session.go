@@ -188,7 +188,10 @@ func (s *Session) open() (net.Conn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open a link stream: %w", s.over())
 	}
-	return newStream(s, raw), nil
+	if c := newStream(s, raw); c != nil {
+		return c, nil
+	}
+	return nil, fmt.Errorf("open a link stream: %w", s.over())
 }
 
 // over is for a caller whom yamux refused, which it does only when the
@@ -206,7 +209,10 @@ func (s *Session) Accept() (net.Conn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("accept a link stream: %w", s.over())
 	}
-	return newStream(s, raw), nil
+	if c := newStream(s, raw); c != nil {
+		return c, nil
+	}
+	return nil, fmt.Errorf("accept a link stream: %w", s.over())
 }
 
 // Addr has no meaning beyond its name.

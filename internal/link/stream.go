@@ -37,11 +37,16 @@ type stream struct {
 	changed       chan struct{} // closed and replaced when writeDeadline changes
 }
 
+// newStream returns nil when the session has ended before raw was opened.
 func newStream(s *Session, raw *yamux.Stream) *stream {
+	f := s.guard.take(raw.StreamID())
+	if f == nil {
+		return nil
+	}
 	return &stream{
 		session: s,
 		raw:     raw,
-		flow:    s.guard.take(raw.StreamID()),
+		flow:    f,
 		closing: make(chan struct{}),
 		changed: make(chan struct{}),
 	}
