@@ -17,7 +17,7 @@ const recipeVersion = 1
 // ones and apt.
 var packages = []string{
 	// what every program and every user expects
-	"bash", "ca-certificates", "curl", "iproute2", "less", "netbase", "openssl", "patch", "procps", "python3",
+	"bash", "ca-certificates", "curl", "iproute2", "less", "mount", "netbase", "openssl", "patch", "procps", "python3",
 	// what an agent's tools run
 	"git", "ripgrep",
 	// what runs containers
