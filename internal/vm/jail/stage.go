@@ -56,6 +56,8 @@ func stage2() fault {
 	if err != nil {
 		return faultOf("read the command", err, false)
 	}
+	// The room is for another user; the starter may have kept others out.
+	unix.Umask(0o022)
 	if step, err := c.buildRoom(); err != nil {
 		return faultOf(step, err, true)
 	}
