@@ -173,7 +173,7 @@ func (g *guest) ended(err error, brokeOff bool) *control.Fault {
 	case errors.As(context.Cause(s.life), &fault):
 		return fault
 	case isDone(g.link.Done()):
-		return control.Faultf(control.Gone, "the link to the guest is gone: %v", err)
+		return control.Faultf(control.Gone, "the link to the guest is gone: %s", oneLine(err.Error(), 500))
 	}
 	return nil
 }
