@@ -4,7 +4,6 @@ import (
 	"os"
 	"sync"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -49,11 +48,12 @@ func newOutput(r *run, kind guestapi.FrameKind, fd int, tty bool) (*output, erro
 func (o *output) follow() {
 	defer o.run.agent.runs.giveBack(1)
 	defer o.close()
-	for {
-		err := o.raw.Read(func(uintptr) bool { return o.move() })
-		if err != nil || !o.tty || o.waitTerminal() {
-			return
-		}
+	// The only error is that the file cannot be waited for: as good as its end.
+	_ = o.raw.Read(func(uintptr) bool { return o.move() })
+	if o.tty {
+		// No process has the terminal open, but it is still the session's:
+		// closing our side would hang up a program that runs on without it.
+		<-o.run.process.Done()
 	}
 }
 
@@ -62,23 +62,6 @@ func (o *output) close() {
 	o.ended = true // finish must not use the descriptor's number any more
 	o.mu.Unlock()
 	o.file.Close()
-}
-
-// waitTerminal waits while a program runs whose terminal nobody holds open:
-// it may open it again, and to close our side would hang it up. It returns
-// true when the terminal is done with.
-func (o *output) waitTerminal() bool {
-	select {
-	case <-o.run.process.Done():
-	case <-time.After(100 * time.Millisecond):
-	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.over {
-		return true
-	}
-	o.ended = false
-	return false
 }
 
 // move sends what there is to read. It returns true at the end, false when
