@@ -36,7 +36,7 @@
 // # The life of a byte
 //
 // From host to guest: Write on a stream waits until the outbox is not full,
-// then hands at most 32 KiB to yamux, which takes from it what the stream's
+// then hands a frame's worth to yamux, which takes from it what the stream's
 // window (256 KiB) allows. yamux's header and body become frames of at most
 // 16 KiB in the outbox, whose goroutine writes them to the port. In the guest,
 // yamux's reader takes 4 KiB at a time from the port until a frame is whole,

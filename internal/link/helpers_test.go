@@ -41,7 +41,7 @@ func noLeaks(t *testing.T) {
 // socketpair is what lies between the supervisor and QEMU.
 func socketpair(t testing.TB) (a, b net.Conn) {
 	t.Helper()
-	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

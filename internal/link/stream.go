@@ -15,10 +15,12 @@ import (
 // ErrReset: the other side dropped this one stream, unread bytes included.
 var ErrReset = errors.New("the other side reset the stream")
 
-// writeChunk is how much a Write hands to yamux at once. yamux copies each
-// piece whole, and it is what a writer may add to an outbox that has just
-// filled up. With the headers it makes two frames from the guest.
-const writeChunk = 32 << 10
+// How much a Write hands to yamux at once: what fills one frame. For the host
+// it is also what each writer may add to an outbox that has just filled up.
+const (
+	hostChunk  = maxHostFrame - overhead - muxHeaderSize
+	guestChunk = maxGuestFrame - overhead - muxHeaderSize
+)
 
 // stream is a yamux stream that behaves like a net.Conn where yamux's does
 // not: Close interrupts a Read, deadlines give os.ErrDeadlineExceeded and
@@ -68,12 +70,16 @@ func (c *stream) Read(p []byte) (int, error) {
 }
 
 func (c *stream) Write(p []byte) (int, error) {
+	chunk := guestChunk
+	if c.session.out != nil {
+		chunk = hostChunk
+	}
 	done := 0
 	for done < len(p) {
 		if err := c.admit(); err != nil {
 			return done, c.explain("write", err)
 		}
-		n, err := c.raw.Write(p[done:min(len(p), done+writeChunk)])
+		n, err := c.raw.Write(p[done:min(len(p), done+chunk)])
 		done += n
 		if err != nil {
 			return done, c.explain("write", err)
