@@ -46,6 +46,9 @@ func main() {
 		fmt.Println("interrupted")
 		t.failed++
 	}
+	if t.skipped > 0 {
+		fmt.Printf("\n%d skipped, each for the reason shown above\n", t.skipped)
+	}
 	fmt.Printf("\n%d passed, %d failed\n", t.passed, t.failed)
 	if t.failed > 0 || t.passed == 0 {
 		os.Exit(1)
