@@ -19,6 +19,8 @@ type oomWatch struct {
 	log    int // /dev/kmsg, 0 before the first look
 	kills  int64
 	killed map[int]bool // not asked about yet
+
+	count func() int64 // the kernel's count; replaced by tests
 }
 
 // oomLogWait is how long the log may lag behind the counter. The kernel
@@ -39,9 +41,9 @@ func (w *oomWatch) killedPID(pid int) bool {
 		if err != nil {
 			return false
 		}
-		w.log, w.killed = fd, make(map[int]bool)
+		w.log, w.killed, w.count = fd, make(map[int]bool), oomKills
 	}
-	kills := oomKills()
+	kills := w.count()
 	for deadline := time.Now().Add(oomLogWait); ; time.Sleep(5 * time.Millisecond) {
 		w.read()
 		if w.killed[pid] {
