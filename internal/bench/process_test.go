@@ -26,7 +26,11 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, "become subreaper:", err)
 		os.Exit(1)
 	}
-	os.Exit(m.Run())
+	code := m.Run()
+	if built.dir != "" {
+		os.RemoveAll(built.dir)
+	}
+	os.Exit(code)
 }
 
 // noChildren fails the test if a process started in it is still there some

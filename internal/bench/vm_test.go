@@ -5,9 +5,11 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -31,11 +33,7 @@ func vmOptions(t *testing.T) Options {
 	if err := os.Symlink(shared.Guest(), home.Guest()); err != nil {
 		t.Fatal(err)
 	}
-	bin := t.TempDir()
-	build := exec.Command("go", "build", "-o", bin, "../../cmd/kosa8", "../../cmd/abox-vmm")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build the programs under test: %v\n%s", err, out)
-	}
+	kosa8, vmm := programs(t)
 	t.Cleanup(func() {
 		left, err := home.VMs()
 		if err != nil || len(left) > 0 {
@@ -44,9 +42,36 @@ func vmOptions(t *testing.T) Options {
 	})
 	noChildren(t) // before the one above: clean-ups run backwards
 	return Options{
-		N: 2, StdioMiB: 4, Home: home.Dir(),
-		Kosa8: filepath.Join(bin, "kosa8"), VMM: filepath.Join(bin, "abox-vmm"),
+		// One processor, so that two VMs at once do not fight over a small
+		// host's two.
+		N: 2, StdioMiB: 2, CPUs: 1, MemMB: 512, Home: home.Dir(), Kosa8: kosa8, VMM: vmm,
 	}
+}
+
+// programs returns the paths of kosa8 and abox-vmm, built once for all tests.
+func programs(t *testing.T) (kosa8, vmm string) {
+	t.Helper()
+	built.Do(func() {
+		built.dir, built.err = os.MkdirTemp("", "warren-bench-*")
+		if built.err != nil {
+			return
+		}
+		build := exec.Command("go", "build", "-o", built.dir, "../../cmd/kosa8", "../../cmd/abox-vmm")
+		if out, err := build.CombinedOutput(); err != nil {
+			built.err = fmt.Errorf("%w\n%s", err, out)
+		}
+	})
+	if built.err != nil {
+		t.Fatalf("build the programs under test: %v", built.err)
+	}
+	return filepath.Join(built.dir, "kosa8"), filepath.Join(built.dir, "abox-vmm")
+}
+
+// built is removed by TestMain.
+var built struct {
+	sync.Once
+	dir string
+	err error
 }
 
 func TestEveryBenchmarkMeasuresRealVMs(t *testing.T) {
