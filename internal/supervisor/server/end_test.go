@@ -54,7 +54,7 @@ func TestEveryCallInFlightEndsWithTheVMsReason(t *testing.T) {
 	}{
 		{"killed", func(r *rig) { r.vm.exit("QEMU was killed by signal 9") }, "the VM ended: QEMU was killed by signal 9"},
 		{"panicked", func(r *rig) {
-			io.WriteString(r.vm.console, "[ 1.0] \x1b[1mKernel panic - not syncing: Attempted to kill init!\r\n[ 1.1] CPU: 0\r\n")
+			io.WriteString(r.vm.console, "[ 1.0] \x1b[1mKernel panic - not syncing: Attempted to kill init!\r\n"+strings.Repeat("[ 1.1] one line of the trace\r\n", 100))
 			r.vm.exit("the guest restarted itself")
 		}, "the VM ended: the guest's kernel gave up: Kernel panic - not syncing: Attempted to kill init!"},
 		{"link closed", func(r *rig) { r.vm.guest.Close() }, "the VM ended: the guest broke the link"},

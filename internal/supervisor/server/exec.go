@@ -22,8 +22,10 @@ import (
 
 const (
 	// execStartWait bounds the guest's answer to an exec request. Starting
-	// a program takes milliseconds, but a busy guest under TCG may be slow.
-	execStartWait = 30 * time.Second
+	// a program takes milliseconds, but a guest that is very busy may need
+	// long; every execStartTick it has to show that it is still there.
+	execStartWait = 5 * time.Minute
+	execStartTick = 20 * time.Second
 	// lastWordWait bounds the writing of a final frame to a client.
 	lastWordWait = 2 * time.Second
 	// stdinTick is how often a stdin that the guest does not take looks
@@ -101,7 +103,9 @@ func (s *server) startExec(r *http.Request) (_ *conversation, fault *control.Fau
 		return nil, g.explain(ctx, err)
 	}
 	unhook := context.AfterFunc(ctx, func() { stream.SetDeadline(time.Unix(1, 0)) })
+	settled := g.watchStart(ctx, stream)
 	in, fault := g.upgrade(ctx, stream, message)
+	settled()
 	if unhook(); fault != nil {
 		abandon(stream)
 		return nil, fault
@@ -135,6 +139,28 @@ func (s *server) execRequest(ctx context.Context, r *http.Request) (message []by
 		guestapi.ExecPath, guestapi.ExecUpgrade, len(body))
 	b.Write(body)
 	return b.Bytes(), req.Stdin, nil
+}
+
+// watchStart interrupts stream when the guest does not answer at all while it
+// should start a program, until settled is called.
+func (g *guest) watchStart(ctx context.Context, stream net.Conn) (settled func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(g.s.startTick):
+			}
+			if _, err := call(ctx, g, guestapi.Hello, guestapi.Empty{}); err != nil && ctx.Err() == nil {
+				stream.SetDeadline(time.Unix(1, 0))
+				return
+			}
+		}
+	}()
+	return func() { cancel(); <-done }
 }
 
 // upgrade turns a fresh stream into an exec conversation.

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -280,6 +281,37 @@ func TestAGuestThatBreaksTheLinkEndsItsVM(t *testing.T) {
 			r.wantNothingLeft()
 		})
 	}
+}
+
+// A guest may take its time to start a program as long as it answers.
+func TestASlowGuestIsWaitedForAndADeadOneIsNot(t *testing.T) {
+	var dead atomic.Bool
+	free := make(chan struct{})
+	defer close(free)
+	a := honest()
+	exec := a[guestapi.ExecPath]
+	a[guestapi.ExecPath] = func(req *http.Request, in *bufio.Reader, conn net.Conn) {
+		if dead.Load() {
+			<-free
+			return
+		}
+		time.Sleep(300 * time.Millisecond)
+		exec(req, in, conn)
+	}
+	a[guestapi.Hello.Path] = func(req *http.Request, in *bufio.Reader, conn net.Conn) {
+		if dead.Load() {
+			<-free
+			return
+		}
+		answer(guestapi.HelloInfo{Protocol: guestapi.Protocol, ImageID: "image-1"})(req, in, conn)
+	}
+	r := start(t, rigOptions{guest: a.play, change: func(o *Options) { o.startTick = 20 * time.Millisecond }})
+	if out, _, err := run(t, r.client, "", "echo", "late"); err != nil || out != "late\n" {
+		t.Errorf("slow: %q, %v", out, err)
+	}
+	dead.Store(true)
+	_, _, err := run(t, r.client, "", "echo", "never") // long before execStartWait
+	wantErr(t, err, supervisor.ErrGuestSilent, "did not answer in time")
 }
 
 func TestATransferThatStallsIsGivenUp(t *testing.T) {

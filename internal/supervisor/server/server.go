@@ -37,6 +37,8 @@ type Options struct {
 	GiveUp func()
 	// MaxWait, if not 0, shortens every deadline the guest has, for tests.
 	MaxWait time.Duration
+	// startTick is execStartTick, or shorter in tests.
+	startTick time.Duration
 }
 
 // A server is one VM's supervisor.
@@ -125,6 +127,9 @@ func newServer(ctx context.Context, o Options) *server {
 	}
 	if o.Dial == nil {
 		o.Dial = dial
+	}
+	if o.startTick == 0 {
+		o.startTick = execStartTick
 	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)

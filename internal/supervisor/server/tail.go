@@ -16,7 +16,7 @@ type tail struct {
 
 // Bounds of what an error quotes of the console.
 const (
-	tailBytes = 8 << 10
+	tailBytes = 16 << 10
 	tailLines = 12
 	tailWidth = 200
 )
@@ -43,9 +43,15 @@ func (t *tail) Write(p []byte) (int, error) {
 // and place text with. What is left of others CleanText takes the sting from.
 var escapes = regexp.MustCompile(`\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[ -/]*[0-~])`)
 
-// Lines are the last lines, without escape sequences, clean, none longer than
-// tailWidth.
+// Lines are the last tailLines lines, without escape sequences, clean, none
+// longer than tailWidth.
 func (t *tail) Lines() []string {
+	lines := t.all()
+	return lines[max(0, len(lines)-tailLines):]
+}
+
+// all are the lines of everything that is kept.
+func (t *tail) all() []string {
 	t.mu.Lock()
 	text := string(t.buf)
 	t.mu.Unlock()
@@ -57,12 +63,12 @@ func (t *tail) Lines() []string {
 			lines = append(lines, shorten(line, tailWidth))
 		}
 	}
-	return lines[max(0, len(lines)-tailLines):]
+	return lines
 }
 
-// Panic is the kernel's line when it panicked, or "".
+// Panic is the kernel's line when it panicked, or "". A long trace follows it.
 func (t *tail) Panic() string {
-	for _, line := range t.Lines() {
+	for _, line := range t.all() {
 		if at := strings.Index(line, "Kernel panic - not syncing"); at >= 0 {
 			return line[at:]
 		}
