@@ -22,8 +22,8 @@ type cable struct {
 	capToGuest, capToHost int
 
 	host *hostEnd
-	// tells: the guest notices that no host is connected. A restored guest
-	// does not, its new host is there at once.
+	// tells: the guest's driver notices that no host is connected, and writes
+	// wait. A restored guest does not, its new host is there at once.
 	tells bool
 	guest guestEnd
 }
@@ -72,8 +72,6 @@ func (g *guestEnd) Read(b []byte) (int, error) {
 			c.toGuest = c.toGuest[n:]
 			c.cond.Broadcast()
 			return n, nil
-		case g.away():
-			return 0, nil
 		}
 		c.cond.Wait()
 	}

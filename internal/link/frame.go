@@ -128,10 +128,11 @@ func (d *decoder) need(n int) error {
 		if m > 0 {
 			continue
 		}
-		// Both are an end: virtio-serial's way to say that no host is
-		// connected, and a socket whose other end closed with bytes unread.
-		if err == nil || errors.Is(err, syscall.ECONNRESET) {
-			err = io.EOF
+		switch {
+		case err == nil:
+			return io.ErrNoProgress
+		case errors.Is(err, syscall.ECONNRESET): // a socket's other end closed with bytes unread
+			return io.EOF
 		}
 		return err
 	}

@@ -10,23 +10,17 @@ import (
 	"time"
 )
 
-const (
-	// byeWait is how long the guest tries to tell a host that the session is
-	// over. The host may not be reading any more.
-	byeWait = time.Second
-
-	// Between reads of a port that tells at once that no host is connected.
-	// OpenGuestPort's does so only once and then waits itself.
-	idleLeast = time.Millisecond
-	idleMost  = 250 * time.Millisecond
-)
+// byeWait is how long the guest tries to tell a host that the session is over.
+// The host may not be reading any more.
+const byeWait = time.Second
 
 // Serve answers hosts on port, one after the other, and calls accept in a new
 // goroutine with each new session. The session before it has ended by then.
 //
-// Serve returns when ctx ends (with its cause) or the port fails (with its
-// error); the running session ends first. Hosts that come and go are not a
-// failure. The port stays open and belongs to the caller.
+// Serve returns when ctx ends (with its cause) or the port does (with an error
+// that wraps ErrGone); the running session ends first. Hosts that come and go
+// are neither: a session ends when the next host says hello, not when its own
+// falls silent. The port stays open and belongs to the caller.
 func Serve(ctx context.Context, port Port, accept func(*Session)) error {
 	stop := context.AfterFunc(ctx, func() { interrupt(port) })
 	defer func() {
@@ -35,18 +29,15 @@ func Serve(ctx context.Context, port Port, accept func(*Session)) error {
 	}()
 	g := &server{port: port, dec: newDecoder(port, maxHostFrame), w: &portWriter{port: port}}
 	for {
-		generation, err := g.hello(ctx)
+		generation, err := g.hello()
 		if err == nil {
 			err = g.w.write(kindAnswer, generation, nil, nil)
 		}
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if errors.Is(err, syscall.EPIPE) {
-			continue // a socket's host that left already
-		}
 		if err != nil {
-			return fmt.Errorf("link port: %w", err)
+			return portError(err)
 		}
 		s := newSession(generation, g.dec, port, g.w)
 		go accept(s)
@@ -61,8 +52,8 @@ func Serve(ctx context.Context, port Port, accept func(*Session)) error {
 			return context.Cause(ctx)
 		}
 		if errors.Is(s.Err(), ErrClosed) || errors.Is(s.Err(), ErrProtocol) {
-			if err := g.bye(generation); err != nil && !errors.Is(err, syscall.EPIPE) {
-				return fmt.Errorf("link port: %w", err)
+			if err := g.bye(generation); err != nil {
+				return portError(err)
 			}
 			if ctx.Err() != nil { // bye may have undone the interrupt
 				return context.Cause(ctx)
@@ -83,28 +74,21 @@ type server struct {
 // Any generation will do, newer or not: the port keeps the order of bytes, so
 // the last hello on it is from the host that is there now, whatever its clock
 // says.
-func (g *server) hello(ctx context.Context) (uint64, error) {
-	idle := time.Duration(0)
-	for {
-		before := g.dec.hi - g.dec.lo
-		h, err := g.dec.hunt(func(h header) bool { return h.kind == kindHello })
-		if err == nil {
-			_, err = g.dec.next()
-			return h.generation, err
-		}
-		if !errors.Is(err, io.EOF) {
-			return 0, err
-		}
-		if g.dec.hi-g.dec.lo != before {
-			idle = 0
-		}
-		select {
-		case <-time.After(idle):
-		case <-ctx.Done():
-			return 0, context.Cause(ctx)
-		}
-		idle = min(max(2*idle, idleLeast), idleMost)
+func (g *server) hello() (uint64, error) {
+	h, err := g.dec.hunt(func(h header) bool { return h.kind == kindHello })
+	if err == nil {
+		_, err = g.dec.next()
 	}
+	return h.generation, err
+}
+
+// portError is for a port that is of no use any more. A socket, which only
+// tests use, says so in three ways.
+func portError(err error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, syscall.EPIPE) {
+		return fmt.Errorf("%w: the port has ended", ErrGone)
+	}
+	return fmt.Errorf("%w: %w", ErrGone, err)
 }
 
 // bye tells the host that the session has ended on this side.

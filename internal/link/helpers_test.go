@@ -75,7 +75,7 @@ func serve(t testing.TB, port Port, accept func(*Session)) {
 		cancel()
 		select {
 		case err := <-done:
-			if !errors.Is(err, context.Canceled) {
+			if !errors.Is(err, context.Canceled) && !errors.Is(err, ErrGone) {
 				t.Errorf("Serve: %v", err)
 			}
 		case <-time.After(30 * time.Second):

@@ -9,10 +9,10 @@ import (
 // is the socket that QEMU inherited, in the guest what OpenGuestPort returns;
 // any net.Conn will do for tests.
 //
-// A Read that gives (0, nil) or io.EOF in the guest means that no host is
-// connected now, not that the port has ended. Deadlines must interrupt a
-// blocked Read or Write, and an interrupted Write must tell how much it wrote:
-// a half-written frame is finished before anything else is sent.
+// io.EOF means that the port itself has ended. In the guest, Read and Write
+// just wait while no host is connected. Deadlines must interrupt a blocked
+// Read or Write, and an interrupted Write must tell how much it wrote: a
+// half-written frame is finished before anything else is sent.
 type Port interface {
 	io.ReadWriteCloser
 	SetReadDeadline(time.Time) error

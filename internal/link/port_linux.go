@@ -3,7 +3,6 @@ package link
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"sync/atomic"
 	"syscall"
@@ -12,26 +11,26 @@ import (
 
 // guestPort is a virtio-serial port as the guest's kernel gives it.
 //
-// While no host is connected a read returns 0 at once and poll reports a
-// hang-up all the time, so neither can be waited on as they are. But the
-// driver wakes the port's wait queue when a host connects, and Go's poller is
-// edge-triggered: after a read of 0 it sleeps until that wake-up and costs an
-// idle guest nothing.
+// While the driver thinks that no host is connected a read returns 0 at once
+// and poll reports a hang-up all the time, so neither can be waited on as they
+// are. But the driver wakes the port's wait queue when a host connects or data
+// comes, and Go's poller is edge-triggered: after a read of 0 it sleeps until
+// then and costs an idle guest nothing.
+//
+// A read of 0 is no end of a session. The driver learns of hosts by another
+// queue than their data, and late: it was seen to tell of the old host's
+// disconnect when the new one's session had begun.
 type guestPort struct {
-	file *os.File
-	raw  syscall.RawConn
-	// gone is true once a read has told that no host is connected. It belongs
-	// to the reader.
-	gone   bool
+	file   *os.File
+	raw    syscall.RawConn
 	closed atomic.Bool
 }
 
 // OpenGuestPort opens the virtio-serial port at path (/dev/vportNpM). The
 // kernel lets one process open it at a time.
 //
-// A Read that finds the host gone returns io.EOF once; the next one waits for
-// a host. Read and Write may be used by one goroutine each; Close and
-// deadlines interrupt them.
+// Read and Write wait while no host is connected and never tell. They may be
+// used by one goroutine each; Close and deadlines interrupt them.
 func OpenGuestPort(path string) (Port, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -64,22 +63,11 @@ func (p *guestPort) Read(b []byte) (int, error) {
 				break
 			}
 		}
-		switch {
-		case fault == syscall.EAGAIN:
-			p.gone, fault = false, nil
-			return false
-		case fault != nil:
-			return true
-		case n == 0 && p.gone:
-			return false
-		case n == 0:
-			p.gone, fault = true, io.EOF
-			return true
-		default:
-			p.gone = false
-			return true
-		}
+		return fault != syscall.EAGAIN && n != 0
 	})
+	if err != nil {
+		fault = nil // EAGAIN, from before the interrupt
+	}
 	return max(n, 0), p.fault("read", err, fault)
 }
 
@@ -116,8 +104,8 @@ func (p *guestPort) fault(op string, poll, call error) error {
 		return poll
 	case poll != nil:
 		return fmt.Errorf("link port %s: %w", op, poll)
-	case call == io.EOF || call == nil:
-		return call
+	case call == nil:
+		return nil
 	default:
 		return &os.PathError{Op: op, Path: p.file.Name(), Err: call}
 	}
