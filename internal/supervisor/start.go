@@ -107,66 +107,72 @@ func (c *child) end(ctx context.Context) error {
 // spawn starts the supervisor's process. The client it returns has no
 // connection yet.
 func spawn(o Options) (_ *Client, events *os.File, err error) {
-	o.Config.SpawnedUnixNano = time.Now().UnixNano()
-	config, err := json.Marshal(o.Config)
-	if err != nil {
-		return nil, nil, err
-	}
-	var toClose []*os.File
+	c := &Client{dir: o.Dir.Path}
+	var theirs []*os.File // closed here once the child has them
 	defer func() {
-		for _, f := range toClose {
+		for _, f := range theirs {
 			f.Close()
 		}
-	}()
-	eventsR, eventsW, err := os.Pipe()
-	if err != nil {
-		return nil, nil, err
-	}
-	toClose = append(toClose, eventsW)
-	cmd := &exec.Cmd{
-		Path:        o.VMM,
-		Args:        []string{Name},
-		Dir:         "/",
-		Env:         environment(),
-		Stdin:       bytes.NewReader(config),
-		Stdout:      eventsW,
-		Stderr:      o.Stderr,
-		WaitDelay:   5 * time.Second,
-		SysProcAttr: &syscall.SysProcAttr{Setsid: true}, // a terminal's ^C is for its owner to deal with
-	}
-	c := &Client{dir: o.Dir.Path, child: &child{cmd: cmd, done: make(chan struct{})}}
-	var ownerR *os.File
-	if !o.Config.Outlive {
-		if ownerR, c.owner, err = os.Pipe(); err != nil {
-			eventsR.Close()
-			return nil, nil, err
-		}
-		toClose = append(toClose, ownerR)
-	}
-	cmd.ExtraFiles = []*os.File{ownerR, o.Dir.LockFile()}
-	if o.Stderr == nil || o.Config.Outlive {
-		log, logErr := os.OpenFile(o.Dir.Log(), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
-		if logErr == nil {
-			toClose = append(toClose, log)
-			cmd.Stderr = log
-		}
-		err = store.WithRemedy(logErr)
-	}
-	if err == nil {
-		err = cmd.Start()
-	}
-	if err != nil {
-		eventsR.Close()
-		if c.owner != nil {
+		if err != nil {
+			events.Close() // nil is fine
 			c.owner.Close()
 		}
+	}()
+	events, eventsW, err := os.Pipe()
+	if err != nil {
 		return nil, nil, err
 	}
+	theirs = append(theirs, eventsW)
+	var ownerR *os.File // stays nil, which closes OwnerFD in the child
+	if !o.Config.Outlive {
+		if ownerR, c.owner, err = os.Pipe(); err != nil {
+			return nil, nil, err
+		}
+		theirs = append(theirs, ownerR)
+	}
+	cmd, err := command(o)
+	if err != nil {
+		return nil, nil, err
+	}
+	cmd.Stdout = eventsW
+	cmd.ExtraFiles = []*os.File{ownerR, o.Dir.LockFile()}
+	if o.Stderr == nil || o.Config.Outlive {
+		log, err := os.OpenFile(o.Dir.Log(), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+		if err != nil {
+			return nil, nil, store.WithRemedy(err)
+		}
+		theirs = append(theirs, log)
+		cmd.Stderr = log
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, nil, err
+	}
+	c.child = &child{cmd: cmd, done: make(chan struct{})}
 	go func() {
 		c.child.err = cmd.Wait()
 		close(c.child.done)
 	}()
-	return c, eventsR, nil
+	return c, events, nil
+}
+
+// command is the supervisor's, but for the files it inherits.
+func command(o Options) (*exec.Cmd, error) {
+	o.Config.SpawnedUnixNano = time.Now().UnixNano()
+	config, err := json.Marshal(o.Config)
+	if err != nil {
+		return nil, err
+	}
+	return &exec.Cmd{
+		Path:      o.VMM,
+		Args:      []string{Name},
+		Dir:       "/",
+		Env:       environment(),
+		Stdin:     bytes.NewReader(config),
+		Stderr:    o.Stderr,
+		WaitDelay: 5 * time.Second,
+		// Its own session: a terminal's ^C is for its owner to deal with.
+		SysProcAttr: &syscall.SysProcAttr{Setsid: true},
+	}, nil
 }
 
 // environment is what a supervisor needs of ours. Everything else, keys and

@@ -323,12 +323,7 @@ func honest() agent {
 				out.WriteString(frame(guestapi.FrameStdout, "hanging\n"))
 				conn.Write(out.Bytes())
 				out.Reset()
-				gone := make(chan struct{})
-				go func() { io.Copy(io.Discard, in); close(gone) }()
-				select {
-				case sig := <-ch:
-					exit = frame(guestapi.FrameExit, fmt.Sprintf(`{"code":0,"signal":%d}`, sig))
-				case <-gone:
+				if exit = waitSignal(in, ch); exit == "" {
 					return
 				}
 			default:
@@ -351,6 +346,19 @@ func honest() agent {
 			answer(guestapi.Empty{})(req, in, conn)
 		},
 		guestapi.List.Path: answer(guestapi.ListInfo{Entries: []guestapi.FileInfo{{Name: "a", Type: "file"}, {Name: "b", Type: "dir"}}, Truncated: true}),
+	}
+}
+
+// waitSignal is the exit frame that a signal leads to, or "" when the
+// conversation ends first.
+func waitSignal(in io.Reader, signal <-chan int) string {
+	gone := make(chan struct{})
+	go func() { io.Copy(io.Discard, in); close(gone) }()
+	select {
+	case sig := <-signal:
+		return frame(guestapi.FrameExit, fmt.Sprintf(`{"code":0,"signal":%d}`, sig))
+	case <-gone:
+		return ""
 	}
 }
 

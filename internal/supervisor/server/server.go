@@ -97,6 +97,9 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		err = fmt.Errorf("listen on the control socket: %w", err)
 		s.event(control.Event{Fault: control.Faultf(control.Internal, "%v", err)})
+		if o.Owner != nil {
+			o.Owner.Close()
+		}
 		return errors.Join(err, s.Dir.Remove())
 	}
 	ownerGone := s.watchOwner()
