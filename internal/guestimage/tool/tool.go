@@ -29,8 +29,9 @@ type Runner struct {
 	// Temp is their TMPDIR.
 	Temp string
 	// Env is laid over the environment that every program gets: the proxies,
-	// HOME and PATH of this process, and the C.UTF-8 locale. Nothing else
-	// comes through, so that a build depends on as little as possible.
+	// HOME of this process, its PATH behind the system folders, and the C.UTF-8
+	// locale. Nothing else comes through, so that a build depends on as little
+	// as possible.
 	Env []string
 
 	mu sync.Mutex
@@ -105,16 +106,21 @@ func (r *Runner) Has(name string) bool {
 	return err == nil
 }
 
-// find looks in the system folders too: mke2fs is in sbin, which is not in
-// every user's PATH.
+// systemPath comes before the user's PATH: the build is made for the
+// distribution's programs, some are in sbin, which is not in every user's
+// PATH, and a version manager's python3 in front of it costs mmdebstrap, which
+// starts one for each package, minutes.
+const systemPath = "/usr/sbin:/usr/bin:/sbin:/bin"
+
+// find looks for a program as the programs themselves will.
 func (r *Runner) find(name string) (string, error) {
-	if path, err := exec.LookPath(name); err == nil {
-		return path, nil
-	}
-	for _, dir := range []string{"/usr/sbin", "/sbin"} {
+	for _, dir := range strings.Split(systemPath, ":") {
 		if path, err := exec.LookPath(dir + "/" + name); err == nil {
 			return path, nil
 		}
+	}
+	if path, err := exec.LookPath(name); err == nil {
+		return path, nil
 	}
 	err := fmt.Errorf("%s: %w", name, exec.ErrNotFound)
 	if p := packages[name]; p != "" {
@@ -124,7 +130,7 @@ func (r *Runner) find(name string) (string, error) {
 }
 
 func (r *Runner) environ() []string {
-	env := []string{"LC_ALL=C.UTF-8", "PATH=" + os.Getenv("PATH") + ":/usr/sbin:/sbin", "DEBIAN_FRONTEND=noninteractive"}
+	env := []string{"LC_ALL=C.UTF-8", "PATH=" + systemPath + ":" + os.Getenv("PATH"), "DEBIAN_FRONTEND=noninteractive"}
 	for _, k := range []string{"HOME", "USER", "LOGNAME", "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"} {
 		if v, ok := os.LookupEnv(k); ok {
 			env = append(env, k+"="+v)
