@@ -36,11 +36,11 @@ func DefaultHome() (Home, error) {
 // Dir is the home itself.
 func (h Home) Dir() string { return string(h) }
 
-// GuestDir is the folder of the guest images.
-func (h Home) GuestDir() string { return filepath.Join(string(h), "guest") }
+// Guest is the folder of the guest images.
+func (h Home) Guest() string { return filepath.Join(string(h), "guest") }
 
-// CacheDir is the folder for what can be made again.
-func (h Home) CacheDir() string { return filepath.Join(string(h), "cache") }
+// Cache is the folder for what can be made again.
+func (h Home) Cache() string { return filepath.Join(string(h), "cache") }
 
 // VMsDir is the folder of the running VMs.
 func (h Home) VMsDir() string { return filepath.Join(string(h), "vms") }
@@ -50,7 +50,7 @@ func (h Home) VMDir(id string) string { return filepath.Join(h.VMsDir(), id) }
 
 // Make creates the home and the folders in it, private to the user.
 func (h Home) Make() error {
-	for _, dir := range []string{h.Dir(), h.GuestDir(), h.CacheDir(), h.VMsDir()} {
+	for _, dir := range []string{h.Dir(), h.Guest(), h.Cache(), h.VMsDir()} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return WithRemedy(err)
 		}
