@@ -217,7 +217,7 @@ func limits() error {
 			return err
 		}
 	}
-	return nil
+	return endThrashing()
 }
 
 // loopbackUp gives programs 127.0.0.1.

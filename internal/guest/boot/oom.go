@@ -30,6 +30,27 @@ const oomLogWait = 2 * time.Second
 // maxRemembered bounds killed: background programs are never asked about.
 const maxRemembered = 4096
 
+// workingSet is how long memory that was used must be kept, in milliseconds;
+// when it cannot be the kernel ends a program instead. Without it a guest that
+// runs out of memory (it has no swap) evicts and reads anew the very pages its
+// programs run from, and for minutes neither goes on nor kills anything.
+// Measured: tail /dev/zero in 256 MiB was killed after 20 s with this, and not
+// within 3 minutes without, on a busy host with TCG.
+const workingSet = "1000"
+
+// endThrashing turns on the multi-generational LRU, which alone knows a
+// working set. A kernel built without it goes without.
+func endThrashing() error {
+	const lru = "/sys/kernel/mm/lru_gen"
+	if _, err := os.Stat(lru); err != nil {
+		return nil
+	}
+	if err := os.WriteFile(lru+"/enabled", []byte("y"), 0); err != nil {
+		return err
+	}
+	return os.WriteFile(lru+"/min_ttl_ms", []byte(workingSet), 0)
+}
+
 // OOMKilled tells whether pid, which has ended, was killed for want of memory.
 func (m *machine) OOMKilled(pid int) bool { return m.oom.killedPID(pid) }
 
