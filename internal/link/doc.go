@@ -69,4 +69,9 @@
 // authenticate: whoever holds the socket is the host. It does not carry a
 // session over a restore: what a stream had in flight is lost, and both ends
 // are told. It does not half-close streams.
+//
+// Nor does it make QEMU's side of a port reconnect: QEMU 7.2 may stop reading
+// from the guest for good when its socket breaks in the middle of a write and
+// then connects again (virtio-console throttles the port after it has closed
+// it). A new host comes with a new QEMU, or takes over the socket unbroken.
 package link
