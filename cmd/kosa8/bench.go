@@ -35,6 +35,7 @@ func newBench(s streams) *cobra.Command {
 	}
 	f := c.Flags()
 	f.IntVarP(&o.N, "samples", "n", 0, "samples per benchmark (default: as many as it needs)")
+	f.IntVar(&o.StdioMiB, "stdio-mib", 0, "MiB that each sample of stdio sends (default 1024)")
 	f.IntVar(&o.CPUs, "cpus", machine.DefaultCPUs, "virtual processors of the VMs")
 	f.Var(&value{kind: "size", text: cli.FormatMB(machine.DefaultMemMB), set: func(s string) (err error) {
 		o.MemMB, err = parseMemory(s)

@@ -17,6 +17,8 @@ type input struct {
 	// Only feed's goroutine uses these.
 	closed   bool
 	lastByte byte
+	written  int64
+	wide     bool // see widen
 }
 
 // inputSize is what one read of the stream asks for.
@@ -88,6 +90,13 @@ func (in *input) write(p []byte) {
 		return
 	}
 	in.lastByte = p[len(p)-1]
+	in.written += int64(len(p))
+	if in.written > inputSize && !in.wide && in.tty == nil {
+		in.wide = true
+		if raw, err := in.file.SyscallConn(); err == nil {
+			_ = raw.Control(func(fd uintptr) { widen(int(fd)) })
+		}
+	}
 	if _, err := in.file.Write(p); err != nil {
 		// The program has closed its input, or ended.
 		in.end()

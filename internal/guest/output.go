@@ -25,6 +25,7 @@ type output struct {
 	raw  syscall.RawConn
 	fd   int
 	tty  bool
+	wide bool // see widen
 
 	// mu is held while something is read and sent, so that what finish reads
 	// comes after what the goroutine read.
@@ -106,6 +107,10 @@ func (o *output) read(most int) int {
 		case err != nil || n == 0:
 			o.ended = true // EIO: the terminal has no other side
 			return 0
+		}
+		if n == guestapi.MaxFrame && !o.wide && !o.tty {
+			o.wide = true
+			widen(o.fd)
 		}
 		if !o.over {
 			o.run.send(o.kind, buf[:], n)

@@ -4,6 +4,8 @@ import (
 	"os"
 	"syscall"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/warren-vm/warren/internal/guest/proc"
 	"github.com/warren-vm/warren/internal/guestapi"
 )
@@ -81,4 +83,15 @@ func (p *programSide) pipe(n int) (ours int, err error) {
 		return 0, os.NewSyscallError("fcntl", e)
 	}
 	return ours, nil
+}
+
+// widePipe is as large as the kernel lets every user make one.
+const widePipe = 1 << 20
+
+// widen enlarges a pipe through which much is going: agent and program then
+// take turns less often, and each turn costs an emulated processor its address
+// translations. It is not done from the start because most programs say
+// little. A kernel that does not allow it leaves the pipe as it is.
+func widen(fd int) {
+	_, _ = unix.FcntlInt(uintptr(fd), unix.F_SETPIPE_SZ, widePipe)
 }

@@ -88,7 +88,7 @@ func (p parts) config(o Options, dir *store.VMDir) supervisor.Config {
 			QEMU:      o.QEMU,
 			Kernel:    p.image.Kernel,
 			Initramfs: p.image.Initramfs,
-			Cmdline:   cmdline(p.image),
+			Cmdline:   cmdline(p.image, p.accel),
 			RootDisk:  p.image.Disk,
 			DataDisk:  dir.Data(),
 			DataBase:  p.image.DataBase,
@@ -119,9 +119,20 @@ func clip(s string, n int) string {
 // once, which ends QEMU. Virtio devices use message-signalled interrupts;
 // routing their unused wires through ACPI's interpreter costs an emulated
 // processor 140 ms for each (docs/decisions/0005).
-func cmdline(image *guestimage.Image) string {
-	return "console=ttyS0 quiet panic=-1 acpi=noirq warren.image=" + image.Manifest.ImageID
+func cmdline(image *guestimage.Image, accel vm.Accel) string {
+	line := "console=ttyS0 quiet panic=-1 acpi=noirq warren.image=" + image.Manifest.ImageID
+	if accel == vm.TCG {
+		line += " " + emulated
+	}
+	return line
 }
+
+// emulated is for a guest whose processors are emulated (docs/decisions/0006).
+// Their time stamp counters are one and the same, which the kernel cannot
+// know; left alone it asks an emulated timer chip for every time of day, and
+// waits there for all that QEMU does. Mitigations against speculation protect
+// nothing in code that is translated anyway.
+const emulated = "tsc=reliable mitigations=off"
 
 // newDir makes the folder of a machine with an empty overlay of the data disk
 // in it. When it fails nothing is left.
