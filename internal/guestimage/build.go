@@ -100,19 +100,14 @@ func Build(ctx context.Context, o Options) (*Image, error) {
 	defer release()
 	right := rightStamps(o.Home)
 	defer func() { right.renew() }()
-	if err := sweep(o.Home); err != nil {
-		return nil, fmt.Errorf("remove what an interrupted build left: %w", err)
-	}
+	sweep(o.Home)
 	staging, err := os.MkdirTemp(guestDir(o.Home), buildPrefix)
 	if err != nil {
 		return nil, fmt.Errorf("guest image: %w", err)
 	}
 	b := &build{Options: o, agent: agent, staging: staging, right: right}
 	img, err := b.run(ctx)
-	// Also the build's own temporary files; a later build would remove them.
-	if sweepErr := sweep(o.Home); err == nil && sweepErr != nil {
-		err = fmt.Errorf("remove the build's temporary files: %w", sweepErr)
-	}
+	sweep(o.Home)
 	if err != nil {
 		return nil, noSpace(err)
 	}

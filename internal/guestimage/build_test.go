@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // buildAs, set to a home, turns this test binary into a build: that is how a
@@ -20,7 +22,7 @@ const buildAs = "WARREN_TEST_BUILD_HOME"
 func TestMain(m *testing.M) {
 	if home := os.Getenv(buildAs); home != "" {
 		_, err := Build(context.Background(), Options{
-			Home: home, GuestBinary: os.Getenv("WARREN_TEST_AGENT"), Fresh: true,
+			Home: home, GuestBinary: os.Getenv("WARREN_TEST_AGENT"), Fresh: os.Getenv("WARREN_TEST_FRESH") != "",
 			Log: os.Stdout, Progress: func(step string) { fmt.Println("step:", step) },
 		})
 		if err != nil {
@@ -47,7 +49,7 @@ func buildAsUser(t *testing.T) *Image {
 		t.Fatal(err)
 	}
 	cmd := exec.Command(self)
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + home, buildAs + "=" + home, "WARREN_TEST_AGENT=" + agent}
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + home, buildAs + "=" + home, "WARREN_TEST_AGENT=" + agent, "WARREN_TEST_FRESH=1"}
 	for _, e := range os.Environ() {
 		if k, _, _ := strings.Cut(e, "="); strings.HasSuffix(strings.ToLower(k), "_proxy") {
 			cmd.Env = append(cmd.Env, e)
@@ -169,4 +171,51 @@ func modulesOf(t *testing.T, img *Image) string {
 		t.Fatal(err)
 	}
 	return sha256Hex(data)
+}
+
+func TestABuildKilledAtAnyMomentLeavesAWholeImageInUse(t *testing.T) {
+	home := t.TempDir()
+	agents := []string{agentProgram(t, "one"), agentProgram(t, "two")}
+	first, err := os.ReadFile(agents[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	generation(t, home, "root disk", first)
+	// The first runs to its end, to know how long that is on this machine.
+	killed, whole := 0, time.Minute
+	for i := range 40 {
+		cmd := exec.Command(os.Args[0])
+		cmd.Env = append(os.Environ(), buildAs+"="+home, "WARREN_TEST_AGENT="+agents[(i+1)%2])
+		start, after := time.Now(), whole
+		if i > 0 {
+			after = rand.N(whole)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		timer := time.AfterFunc(after, func() { _ = cmd.Process.Kill() })
+		if err := cmd.Wait(); err != nil {
+			killed++
+		} else {
+			whole = time.Since(start)
+		}
+		timer.Stop()
+		if err := Verify(t.Context(), home, nil); err != nil {
+			t.Fatalf("after %d builds: %v", i+1, err)
+		}
+	}
+	// One that is let be removes what the others left.
+	img, err := Build(t.Context(), Options{Home: home, GuestBinary: agents[0]})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range generations(t, home) {
+		if !generationName.MatchString(name) {
+			t.Errorf("%s is left", name)
+		}
+	}
+	if again, err := Open(home); err != nil || again.Dir != img.Dir {
+		t.Errorf("in use: %+v, %v", again, err)
+	}
+	t.Logf("%d of 40 builds were killed", killed)
 }

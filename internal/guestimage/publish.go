@@ -122,20 +122,19 @@ func syncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// sweep removes what killed builds left. The build lock is held, so nothing of
-// it is in use.
-func sweep(home string) error {
+// sweep removes what builds left, this one included. The build lock is held,
+// so nothing of it is in use. What cannot be removed stays for the next build:
+// a tool of a build that was just killed may still be writing.
+func sweep(home string) {
 	entries, err := os.ReadDir(guestDir(home))
 	if err != nil {
-		return err
+		return
 	}
-	var errs []error
 	for _, e := range entries {
 		if strings.HasPrefix(e.Name(), buildPrefix) || strings.HasPrefix(e.Name(), oldPrefix) {
-			errs = append(errs, rootdisk.RemoveAll(filepath.Join(guestDir(home), e.Name())))
+			_ = rootdisk.RemoveAll(filepath.Join(guestDir(home), e.Name()))
 		}
 	}
-	return errors.Join(errs...)
 }
 
 // prune removes generations that nobody needs: all but the one in use, the

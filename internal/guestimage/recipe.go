@@ -11,7 +11,7 @@ import (
 
 // recipeVersion changes whenever the code that builds an image would build
 // another one from the same packages. Images of older recipes are built anew.
-const recipeVersion = 1
+const recipeVersion = 2
 
 // packages are in the root disk, with all they depend on, Debian's essential
 // ones and apt.

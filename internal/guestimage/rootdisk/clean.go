@@ -151,6 +151,11 @@ func (w *writer) copy(h *tar.Header, content io.Reader) error {
 	case h.Typeflag == tar.TypeChar || h.Typeflag == tar.TypeBlock || h.Typeflag == tar.TypeFifo:
 		return nil
 	}
+	// A folder that the archive leaves out would be made by sqfstar, with the
+	// time of the build.
+	if err := w.dir(path.Dir(name), 0o755, 0); err != nil {
+		return err
+	}
 	w.have[name] = true
 	n := tar.Header{
 		Typeflag: h.Typeflag, Name: name, Linkname: h.Linkname, Size: h.Size,

@@ -6,9 +6,13 @@ import (
 	"crypto/sha256"
 	"errors"
 	"io"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/warren-vm/warren/internal/guestimage/tool"
 )
 
 var (
@@ -187,5 +191,31 @@ func TestAnEmptyTreeIsRefused(t *testing.T) {
 func TestQuoteKeepsAShellFromReadingAPath(t *testing.T) {
 	if got := quote(`/home/o'brien/$(x)`); got != `'/home/o'\''brien/$(x)'` {
 		t.Errorf("got %s", got)
+	}
+}
+
+func TestTheRootFolderIsTheSameWhoeverWritesTheDisk(t *testing.T) {
+	var disks [2][]byte
+	for i := range disks {
+		path := filepath.Join(t.TempDir(), "disk")
+		if err := squash(t.Context(), &tool.Runner{}, bytes.NewReader(cleaned(t, builtAt)), path, packagedAt); err != nil {
+			t.Fatal(err)
+		}
+		// Times are in seconds: the second disk is written in another one.
+		time.Sleep(1100 * time.Millisecond)
+		var err error
+		if disks[i], err = os.ReadFile(path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !bytes.Equal(disks[0], disks[1]) {
+		t.Error("two disks of the same tree differ")
+	}
+	bad := filepath.Join(t.TempDir(), "bad")
+	if err := os.WriteFile(bad, make([]byte, 4096), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := setRootTime(bad, packagedAt); err == nil || err.Error() != "not a squashfs of version 4" {
+		t.Errorf("got %v", err)
 	}
 }

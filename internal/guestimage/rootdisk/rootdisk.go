@@ -15,7 +15,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -102,7 +101,6 @@ func Write(ctx context.Context, run *tool.Runner, from, target, kernelVersion st
 	if _, err := in.Seek(0, io.SeekStart); err != nil {
 		return contents, err
 	}
-	at := strconv.FormatInt(contents.Newest.Unix(), 10)
 	r, w := io.Pipe()
 	cleaned := make(chan error, 1)
 	go func() {
@@ -110,15 +108,7 @@ func Write(ctx context.Context, run *tool.Runner, from, target, kernelVersion st
 		w.CloseWithError(err)
 		cleaned <- err
 	}()
-	err = run.Run(ctx, tool.Command{Name: "sqfstar", Stdin: r, Args: []string{
-		"-quiet", "-no-progress", "-no-xattrs", "-no-fragments",
-		"-noI", "-noId", "-noD", "-noF", "-noX",
-		"-processors", "2", "-mem", "256M",
-		"-mkfs-time", at,
-		// Otherwise the root folder is the building user's, made just now.
-		"-root-uid", "0", "-root-gid", "0", "-root-mode", "755", "-root-time", at,
-		target,
-	}})
+	err = squash(ctx, run, r, target, contents.Newest)
 	_ = r.Close() // Clean ends even when sqfstar ended early
 	if cleanErr := <-cleaned; cleanErr != nil && !errors.Is(cleanErr, io.ErrClosedPipe) {
 		return contents, fmt.Errorf("clean the root disk: %w", cleanErr)
