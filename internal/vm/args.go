@@ -44,7 +44,7 @@ func Args(s Spec, in Paths, fds FDs) []string {
 	if s.Accel == KVM {
 		args = append(args, "-accel", "kvm", "-cpu", "host")
 	} else {
-		args = append(args, "-accel", fmt.Sprintf("tcg,thread=multi,tb-size=%d", tcgCacheMB), "-cpu", "max")
+		args = append(args, "-accel", fmt.Sprintf("tcg,thread=multi,tb-size=%d", tcgCacheMB), "-cpu", "max,-erms")
 	}
 	if s.Memory != "" {
 		args = append(args, "-object", fmt.Sprintf("memory-backend-file,id=ram,size=%dM,mem-path=%s,share=off", s.MemMB, in.Memory))

@@ -20,7 +20,7 @@ func TestTheCommandLineIsTheSpecAndNothingElse(t *testing.T) {
 	}
 	const (
 		head    = "-nodefaults -no-user-config -display none -no-reboot -sandbox on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny -machine pc,suppress-vmdesc=on,dump-guest-core=off,memory-backend=ram "
-		tcg     = "-accel tcg,thread=multi,tb-size=128 -cpu max "
+		tcg     = "-accel tcg,thread=multi,tb-size=128 -cpu max,-erms "
 		file    = "-object memory-backend-file,id=ram,size=1024M,mem-path=/vm/memory,share=off "
 		boot    = "-kernel /vm/kernel -initrd /vm/initramfs -append console=ttyS0 panic=-1 "
 		sockets = "-chardev socket,id=qmp,fd=4 -mon chardev=qmp,mode=control -chardev socket,id=console,fd=6 -device isa-serial,chardev=console,id=serial -chardev socket,id=link,fd=5 -device virtio-serial-pci,id=ports,max_ports=2 -device virtserialport,bus=ports.0,chardev=link,id=link-port,name=warren.link "
