@@ -11,7 +11,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"strings"
 	"time"
 
 	"github.com/warren-vm/warren/internal/guestapi"
@@ -63,7 +62,7 @@ func (g *guestClient) post(ctx context.Context, path string, doc any, header htt
 	if resp.StatusCode != want {
 		defer resp.Body.Close()
 		text, _ := io.ReadAll(io.LimitReader(resp.Body, 4<<10))
-		return nil, fmt.Errorf("%s: %s: %s", path, resp.Status, oneLine(text))
+		return nil, fmt.Errorf("%s: %s: %s", path, resp.Status, guestapi.CleanLine(string(text)))
 	}
 	return resp, nil
 }
@@ -117,16 +116,11 @@ func awaitOutput(r io.Reader, want string) error {
 		case kind == guestapi.FrameStderr:
 			errs = append(errs, data...)
 		default:
-			return fmt.Errorf("ended (%s) before it was ready: %s", oneLine(data), oneLine(errs))
+			return fmt.Errorf("ended (%s) before it was ready: %s", guestapi.CleanLine(string(data)), guestapi.CleanLine(string(errs)))
 		}
 		if len(out)+len(errs) > guestapi.MaxFrame {
 			return errors.New("writes more than it should")
 		}
 	}
 	return nil
-}
-
-// oneLine is text from the guest, fit for an error.
-func oneLine(text []byte) string {
-	return strings.Join(strings.Fields(guestapi.CleanText(string(text))), " ")
 }

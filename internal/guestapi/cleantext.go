@@ -51,3 +51,22 @@ func isClean(s string) bool {
 func hidden(r rune) bool {
 	return unicode.In(r, unicode.Cc, unicode.Cf, unicode.Zl, unicode.Zp)
 }
+
+// CleanTail is CleanText of the newest max bytes of b, without white space at
+// both ends, for what a program printed before it failed.
+func CleanTail(b []byte, max int) string {
+	if len(b) > max {
+		b = b[len(b)-max:]
+		// A cut in the middle of a character must not show as garbage.
+		for i := 0; i < utf8.UTFMax && len(b) > 0 && !utf8.RuneStart(b[0]); i++ {
+			b = b[1:]
+		}
+	}
+	return strings.TrimSpace(CleanText(string(b)))
+}
+
+// CleanLine is CleanText on one line, for the inside of a sentence: runs of
+// white space become one space.
+func CleanLine(s string) string {
+	return strings.Join(strings.Fields(CleanText(s)), " ")
+}

@@ -49,3 +49,26 @@ func FuzzCleanText(f *testing.F) {
 		}
 	})
 }
+
+func TestTheNewestTextIsKept(t *testing.T) {
+	for _, c := range []struct {
+		in   string
+		max  int
+		want string
+	}{
+		{"abcdef", 3, "def"},
+		{"aéb", 2, "b"}, // cut inside a character
+		{"abc", 0, ""},
+		{" \x1b[31mred\n", 100, "?[31mred"},
+	} {
+		if got := CleanTail([]byte(c.in), c.max); got != c.want {
+			t.Errorf("CleanTail(%q, %d) = %q, want %q", c.in, c.max, got, c.want)
+		}
+	}
+}
+
+func TestALineStaysOne(t *testing.T) {
+	if got := CleanLine(" a\r\n\tb  c \n"); got != "a b c" {
+		t.Errorf("got %q", got)
+	}
+}

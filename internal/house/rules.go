@@ -47,7 +47,6 @@ var order = []string{
 	"internal/vm/accel",
 	"internal/vm/jail",
 	"internal/vm/qmp",
-	"internal/vm/plain",
 	"internal/store", // its locks are held by the supervisor
 	"internal/netswitch",
 	"internal/egress",

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/warren-vm/warren/internal/vm/plain"
+	"github.com/warren-vm/warren/internal/guestapi"
 	"github.com/warren-vm/warren/internal/vm/qmp"
 )
 
@@ -66,7 +66,7 @@ func (e ExitInfo) String() string {
 // lastWords is the last line of stderr, where QEMU says what was wrong.
 func (e ExitInfo) lastWords() string {
 	lines := strings.Split(e.Stderr, "\n")
-	if last := plain.Line([]byte(lines[len(lines)-1]), 300); last != "" {
+	if last := guestapi.CleanLine(guestapi.CleanTail([]byte(lines[len(lines)-1]), 300)); last != "" {
 		return ": " + last
 	}
 	return ""
@@ -82,7 +82,7 @@ type ending struct {
 }
 
 func (e ending) info() ExitInfo {
-	info := ExitInfo{Code: -1, Stderr: plain.Text(e.stderr, maxStderr)}
+	info := ExitInfo{Code: -1, Stderr: guestapi.CleanTail(e.stderr, maxStderr)}
 	if e.state != nil {
 		if ws, ok := e.state.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
 			info.Signal = ws.Signal()

@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/warren-vm/warren/internal/vm/plain"
+	"github.com/warren-vm/warren/internal/guestapi"
 )
 
 // Name is argv[0] of stage 2.
@@ -235,7 +235,7 @@ func handshake(ctx context.Context, control *os.File, command []byte) error {
 	}
 	var f fault
 	if json.Unmarshal(said, &f) != nil {
-		return fmt.Errorf("jail: %s", plain.Line(said, 512))
+		return fmt.Errorf("jail: %s", guestapi.CleanLine(guestapi.CleanTail(said, 512)))
 	}
 	return f.explain()
 }

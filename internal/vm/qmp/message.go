@@ -9,7 +9,7 @@ import (
 	"io"
 	"time"
 
-	"github.com/warren-vm/warren/internal/vm/plain"
+	"github.com/warren-vm/warren/internal/guestapi"
 )
 
 // MaxLine bounds one line from QEMU, in bytes. The longest honest answer,
@@ -94,7 +94,7 @@ func decode(line []byte) (message, error) {
 			return message{}, errors.New("greeting without a version")
 		}
 		q := raw.QMP.Version.QEMU
-		m.greeting = &Version{q.Major, q.Minor, q.Micro, plain.Line([]byte(raw.QMP.Version.Package), 128)}
+		m.greeting = &Version{q.Major, q.Minor, q.Micro, guestapi.CleanLine(guestapi.CleanTail([]byte(raw.QMP.Version.Package), 128))}
 	}
 	if raw.Event != nil {
 		kinds++
@@ -108,8 +108,8 @@ func decode(line []byte) (message, error) {
 	if raw.Error != nil {
 		kinds++
 		m.err = &Error{
-			Class: plain.Line([]byte(raw.Error.Class), 64),
-			Desc:  plain.Line([]byte(raw.Error.Desc), maxText),
+			Class: guestapi.CleanLine(guestapi.CleanTail([]byte(raw.Error.Class), 64)),
+			Desc:  guestapi.CleanLine(guestapi.CleanTail([]byte(raw.Error.Desc), maxText)),
 		}
 	}
 	if raw.ID != nil {
