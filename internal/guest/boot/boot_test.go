@@ -152,3 +152,11 @@ func FuzzParseOOM(f *testing.F) {
 	f.Add([]byte("3,712,8231,-;Out of memory: Killed process 71 (cat)"))
 	f.Fuzz(func(t *testing.T, record []byte) { parseOOM(record) })
 }
+
+func TestProgramsNeverGetTheWholeMemory(t *testing.T) {
+	for total, want := range map[int64]int64{128 << 20: 112 << 20, 512 << 20: 448 << 20, 8 << 30: 8<<30 - 64<<20} {
+		if got := programMemory(total); got != want {
+			t.Errorf("of %d: %d, want %d", total, got, want)
+		}
+	}
+}

@@ -137,19 +137,25 @@ func (r *Reaper) SignalGroup(p *Process, sig syscall.Signal, note func()) error 
 	return syscall.Kill(-p.pid, sig)
 }
 
-// SignalSession is SignalGroup for every process of the session that p led:
-// the jobs of an interactive shell have groups of their own. It works on
+// SignalSession is SignalGroup for every process group of the session that p
+// led: the jobs of an interactive shell have groups of their own. It works on
 // what p left behind too; note is only called while p runs. A process that
 // made itself a new session is out of reach. It reads all of /proc and is for
 // rare use.
+//
+// Groups and not processes are signalled, because the kernel does that in one
+// step: something that forks faster than /proc is read does not get away.
 func (r *Reaper) SignalSession(p *Process, sig syscall.Signal, note func()) {
-	grouped := r.SignalGroup(p, sig, note) == nil
-	for pid, stat := range Processes() {
-		if stat.Session != p.pid || grouped && stat.Group == p.pid {
-			continue
+	seen := make(map[int]bool)
+	if r.SignalGroup(p, sig, note) == nil {
+		seen[p.pid] = true
+	}
+	for _, stat := range Processes() {
+		if stat.Session == p.pid && !seen[stat.Group] {
+			seen[stat.Group] = true
+			// It may have ended since; nothing to do about that.
+			_ = syscall.Kill(-stat.Group, sig)
 		}
-		// It may have ended since; nothing to do about that.
-		_ = syscall.Kill(pid, sig)
 	}
 }
 
