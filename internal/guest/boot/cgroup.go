@@ -26,7 +26,7 @@ const (
 	controllers = "+cpu +pids +memory"
 )
 
-// spareMemory is what programs cannot take: three times what the agent was
+// spareMemory is what programs cannot take: over twice what the agent was
 // seen to need under load, or an eighth of a small machine.
 const spareMemory = 64 << 20
 
