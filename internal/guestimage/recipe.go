@@ -25,9 +25,10 @@ var packages = []string{
 }
 
 // bootModules are in the initramfs: they lead from the kernel to the disks,
-// the link and the host's randomness.
+// the link and the host's randomness. Up to squashfs they are for the root
+// disk, which the agent begins to read while it loads the others.
 var bootModules = []string{
-	"virtio_pci", "virtio_blk", "virtio_console", "virtio_rng", "squashfs", "overlay",
+	"virtio_pci", "virtio_blk", "squashfs", "virtio_console", "virtio_rng", "overlay",
 	// ext4's checksums: it asks for an alias that any of the two provides. The
 	// second is the fast one and refuses to load on processors without it.
 	"crc32c_generic", "?crc32c_intel", "ext4",

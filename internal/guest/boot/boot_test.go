@@ -2,6 +2,7 @@ package boot
 
 import (
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -102,14 +103,18 @@ func TestOOMDoesNotWaitAgainForALostRecord(t *testing.T) {
 }
 
 func TestModuleThatCannotBeLoadedIsNamed(t *testing.T) {
-	if err := loadModules(t.TempDir()); err != nil {
-		t.Errorf("without a list: %v", err)
+	if root, others, err := moduleOrder(t.TempDir()); root != nil || others != nil || err != nil {
+		t.Errorf("without a list: %v, %v, %v", root, others, err)
 	}
 	dir := t.TempDir()
-	if err := os.WriteFile(dir+"/order", []byte("absent.ko\n"), 0o600); err != nil {
+	if err := os.WriteFile(dir+"/order", []byte("a.ko\nsquashfs.ko\nabsent.ko\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := loadModules(dir); err == nil || !strings.Contains(err.Error(), "absent.ko") {
+	root, others, err := moduleOrder(dir)
+	if err != nil || !slices.Equal(root, []string{"a.ko", "squashfs.ko"}) || !slices.Equal(others, []string{"absent.ko"}) {
+		t.Errorf("%v, %v, %v", root, others, err)
+	}
+	if err := loadModules(dir, others); err == nil || !strings.Contains(err.Error(), "absent.ko") {
 		t.Errorf("error %v", err)
 	}
 }

@@ -20,6 +20,9 @@ import (
 	"github.com/warren-vm/warren/internal/link"
 )
 
+// moduleDir is where the initramfs has the kernel's modules.
+const moduleDir = "/modules"
+
 // portName is the name of the virtio-serial port that is the link.
 const portName = "warren.link"
 
@@ -29,9 +32,9 @@ const portName = "warren.link"
 func Main() {
 	announce()
 	// The heap is small and mostly garbage of finished calls: collecting it
-	// less often saves emulated cycles, the limit keeps it small.
-	debug.SetGCPercent(400)
-	debug.SetMemoryLimit(96 << 20)
+	// less often saves emulated cycles, but what it takes the programs lack.
+	debug.SetGCPercent(200)
+	debug.SetMemoryLimit(64 << 20)
 	// One goroutine at a time: handing work to another processor of the guest
 	// means an interrupt there and a search for work here, which emulated
 	// processors pay for with more than they gain.
@@ -85,14 +88,23 @@ func start(watch *stopwatch, con **console) (*machine, error) {
 	*con = openConsole()
 	guardSignals()
 	watch.lap("mounts")
-	if err := loadModules("/modules"); err != nil {
+	root, others, err := moduleOrder(moduleDir)
+	if err != nil {
 		return nil, err
 	}
-	watch.lap("modules")
+	if err := loadModules(moduleDir, root); err != nil {
+		return nil, err
+	}
+	watch.lap("root modules")
 	if err := mountRootDisk(); err != nil {
 		return nil, err
 	}
 	watch.lap("root")
+	go prefetch()
+	if err := loadModules(moduleDir, others); err != nil {
+		return nil, err
+	}
+	watch.lap("modules")
 	cgroup, err := setUp()
 	if err != nil {
 		return nil, err
