@@ -59,7 +59,8 @@ const (
 // peer in places where a guest cannot be trusted: it starts a goroutine for
 // each ping, allocates for each SYN, adds up windows without a bound and goes
 // on to buffer for a stream that this side has closed. The guard ends the
-// session on the first three and drops the bytes in the fourth case.
+// session on the first three, drops the bytes in the fourth case, and lets
+// yamux see no header of a body that has not arrived.
 //
 // The guest has one too. It needs no protection from its host, but the account
 // also tells whether a stream ended or was cut off, which yamux does not.
@@ -146,14 +147,15 @@ func (g *guard) pass(dst, src []byte) (wrote, took int, err error) {
 			return wrote, took, nil
 		}
 		g.have = 0
-		if err := g.received(); err != nil {
+		if err := g.received(len(src) - took); err != nil {
 			return wrote, took, err
 		}
 	}
 }
 
-// received checks the header in g.hdr and decides what is handed on.
-func (g *guard) received() error {
+// received checks the header in g.hdr, behind which rest bytes of the frame
+// on the port follow, and decides what is handed on.
+func (g *guard) received(rest int) error {
 	h := &g.hdr
 	switch {
 	case h.version() != 0:
@@ -170,6 +172,11 @@ func (g *guard) received() error {
 		return broken("a stream with number 0")
 	case h.length() > muxWindow:
 		return broken("length %d, more than a window of %d", h.length(), muxWindow)
+	case g.odd == 1 && int64(h.body()) > int64(rest):
+		// yamux holds a stream's lock while it reads a body. A guest that
+		// announced one and kept it back would hold up Read beyond its
+		// deadline, and Close. Ours sends header and body in one frame.
+		return broken("%d bytes on stream %d, of which %d came with their header", h.body(), h.id(), rest)
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()

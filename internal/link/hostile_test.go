@@ -128,6 +128,7 @@ func TestAHostileGuestEndsItsSessionWithAClearError(t *testing.T) {
 		}, "multiplexer version 1"},
 		{"unknown multiplexer type", 0, func(g *script) { g.write(g.data(mux(9, 0, 1, 0))) }, "frame of type 9"},
 		{"unknown multiplexer flags", 0, func(g *script) { g.write(g.data(mux(muxData, 1<<9, 1, 0))) }, "flags 0x200"},
+		{"a body that is announced and does not come", 1, func(g *script) { g.write(g.data(mux(muxData, flagFIN, 1, 100))) }, "of which 0 came with their header"},
 		{"stream 0", 0, func(g *script) { g.write(g.data(mux(muxData, 0, 0, 0))) }, "number 0"},
 		{"ping flood", 0, func(g *script) {
 			g.flood(func(i int) []byte { return mux(muxPing, flagSYN, 0, uint32(i)) }, 64<<20)
