@@ -18,7 +18,6 @@
 //	      console.log       the guest's serial console, bounded
 //	      vmm.log           the supervisor's own log
 //	      data.qcow2        the VM's data disk
-//	      memory            its RAM
 //
 // The life of a VM folder: CreateVM makes it under a temporary name, takes
 // its lock and renames it. The lock then passes to the supervisor as an open

@@ -147,7 +147,6 @@ func (d *VMDir) Control() string { return filepath.Join(d.Path, ControlName) }
 func (d *VMDir) Console() string { return filepath.Join(d.Path, ConsoleName) }
 func (d *VMDir) Log() string     { return filepath.Join(d.Path, LogName) }
 func (d *VMDir) Data() string    { return filepath.Join(d.Path, "data.qcow2") }
-func (d *VMDir) Memory() string  { return filepath.Join(d.Path, "memory") }
 
 // Names of files in a VM's folder that are used without a VMDir.
 const (

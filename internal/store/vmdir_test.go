@@ -143,7 +143,7 @@ func TestAdoptVMRefusesALockThatIsNotTheFoldersOwn(t *testing.T) {
 func TestRemoveLeavesNothingAndFreesTheName(t *testing.T) {
 	h := newHome(t)
 	d := create(t, h, "one")
-	if err := os.WriteFile(d.Memory(), []byte("x"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(d.Path, "memory"), []byte("x"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if err := d.Remove(); err != nil {
