@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -26,16 +27,7 @@ func boot() Benchmark {
 		Unit:  Milliseconds,
 		N:     20,
 		Bars:  []Bar{{Of: "ratio", AtMost: 1.3}},
-		open: func(ctx context.Context, b *bed) (pair, error) {
-			m, p, err := b.machine(ctx)
-			if err != nil {
-				return nil, err
-			}
-			if err := closeMachine(m); err != nil {
-				return nil, err
-			}
-			return &bootPair{bed: b, plain: p}, nil
-		},
+		open:  func(ctx context.Context, b *bed) (pair, error) { return &bootPair{b, b.byTheBook()}, nil },
 	}
 }
 
@@ -112,6 +104,9 @@ func (p *bootPair) floor(ctx context.Context, count int) ([]float64, error) {
 	var out []float64
 	for range count {
 		took, err := p.plain.bootTime(ctx)
+		for try := 1; errors.Is(err, errHung) && try < maxHung; try++ {
+			took, err = p.plain.bootTime(ctx)
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -120,9 +115,19 @@ func (p *bootPair) floor(ctx context.Context, count int) ([]float64, error) {
 	return out, nil
 }
 
+// A plain QEMU with several emulated processors hangs for ever in one boot of
+// some hundred (docs/decisions/0007). Such a boot is made again and not
+// counted: that favours the floor.
+const (
+	hangs   = time.Minute
+	maxHung = 5
+)
+
+var errHung = fmt.Errorf("plain QEMU did not reach init within %v", hangs)
+
 // bootTime starts the VM, waits for the agent's first line and ends the VM.
 func (p plain) bootTime(ctx context.Context) (time.Duration, error) {
-	ctx, cancel := deadline(ctx, bootDeadline)
+	ctx, cancel := context.WithTimeoutCause(ctx, hangs, errHung)
 	defer cancel()
 	v, err := p.start(ctx)
 	if err != nil {

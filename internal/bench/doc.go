@@ -23,9 +23,11 @@
 //
 //   - boot: from starting the process `kosa8 run base -- echo …` to the first
 //     byte on its standard output, which is what a user waits for. Floor:
-//     from starting QEMU with the same accelerator, processor, memory, kernel,
-//     initramfs and kernel command line, but no disks, no confinement and no
-//     supervisor, to the line "warren: init" on its console.
+//     from starting QEMU as its manual would have it, with the same
+//     accelerator, number of processors, memory, kernel and initramfs, but no
+//     disks, no confinement and no supervisor, to the line "warren: init" on
+//     its console. Processor flags and kernel parameters that make a guest
+//     quicker are Warren's own and not in the floor.
 //   - exec: one run of `true` through client, supervisor and link, to its
 //     exit status. Floor: the time the agent itself needs, inside the same
 //     guest, to start `true` and wait for it.

@@ -148,6 +148,9 @@ func (b *build) dataDisk(ctx context.Context) error {
 	if err := tools.Run(ctx, tool.Command{Name: "mke2fs", Args: append(dataOptions[:len(dataOptions):len(dataOptions)], img.DataBase)}); err != nil {
 		return err
 	}
+	if err := tools.Run(ctx, tool.Command{Name: "debugfs", Args: []string{"-w", "-f", "-", img.DataBase}, Stdin: strings.NewReader(dataFolders)}); err != nil {
+		return err
+	}
 	// The overlay names its base without a folder; whoever uses it names the
 	// base itself.
 	return tools.Run(ctx, tool.Command{Name: "qemu-img", Dir: b.out(), Args: []string{

@@ -127,12 +127,15 @@ func cmdline(image *guestimage.Image, accel vm.Accel) string {
 	return line
 }
 
-// emulated is for a guest whose processors are emulated (docs/decisions/0006).
-// Their time stamp counters are one and the same, which the kernel cannot
-// know; left alone it asks an emulated timer chip for every time of day, and
-// waits there for all that QEMU does. Mitigations against speculation protect
-// nothing in code that is translated anyway.
-const emulated = "tsc=reliable mitigations=off"
+// emulated is for a guest whose processors are emulated (docs/decisions/0006
+// and 0007). Their time stamp counters are one and the same, which the kernel
+// cannot know; left alone it asks an emulated timer chip for every time of day,
+// and waits there for all that QEMU does. Mitigations against speculation
+// protect nothing in code that is translated anyway. The kernel boots on one
+// processor, with its code as for several, and the agent starts the others:
+// QEMU can lose what the kernel patches while another processor runs. Checking
+// each cipher against known answers on every boot takes 220 ms.
+const emulated = "tsc=reliable mitigations=off maxcpus=1 noreplace-smp cryptomgr.notests=1"
 
 // newDir makes the folder of a machine with an empty overlay of the data disk
 // in it. When it fails nothing is left.

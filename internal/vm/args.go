@@ -31,6 +31,11 @@ const LinkPort = "warren.link"
 // 1 GiB in each busy VM.
 const tcgCacheMB = 128
 
+// modern virtio devices have no registers for drivers from before virtio 1.0.
+// Each region that the guest's kernel does not have to probe saves an emulated
+// one milliseconds.
+const modern = "disable-legacy=on"
+
 // Args is QEMU's command line, without argv[0]. It is pure: the same Spec
 // gives the same machine, as a restore of it must.
 func Args(s Spec, in Paths, fds FDs) []string {
@@ -65,7 +70,7 @@ func Args(s Spec, in Paths, fds FDs) []string {
 	}
 	args = append(args, channels(fds)...)
 	args = append(args, disks(s, in)...)
-	return append(args, "-device", "virtio-rng-pci,id=rng")
+	return append(args, "-device", "virtio-rng-pci,id=rng,"+modern)
 }
 
 // channels are the monitor, the console and the link.
@@ -76,7 +81,7 @@ func channels(fds FDs) []string {
 		"-chardev", fmt.Sprintf("socket,id=console,fd=%d", fds.Console),
 		"-device", "isa-serial,chardev=console,id=serial",
 		"-chardev", fmt.Sprintf("socket,id=link,fd=%d", fds.Link),
-		"-device", "virtio-serial-pci,id=ports,max_ports=2",
+		"-device", "virtio-serial-pci,id=ports,max_ports=2," + modern,
 		"-device", "virtserialport,bus=ports.0,chardev=link,id=link-port,name=" + LinkPort,
 	}
 }
@@ -90,7 +95,7 @@ func disks(s Spec, in Paths) []string {
 		args = append(args,
 			"-blockdev", "driver=file,node-name=root-file,filename="+in.RootDisk+",read-only=on",
 			"-blockdev", "driver=raw,node-name=root,file=root-file,read-only=on",
-			"-device", "virtio-blk-pci,drive=root,id=root-disk,serial=root",
+			"-device", "virtio-blk-pci,drive=root,id=root-disk,serial=root,"+modern,
 		)
 	}
 	if s.DataDisk != "" {
@@ -99,7 +104,7 @@ func disks(s Spec, in Paths) []string {
 			"-blockdev", "driver=raw,node-name=data-base,file=data-base-file,read-only=on",
 			"-blockdev", "driver=file,node-name=data-file,filename="+in.DataDisk+",discard=unmap",
 			"-blockdev", "driver=qcow2,node-name=data,file=data-file,backing=data-base,discard=unmap",
-			"-device", "virtio-blk-pci,drive=data,id=data-disk,serial=data,werror=report,rerror=report",
+			"-device", "virtio-blk-pci,drive=data,id=data-disk,serial=data,werror=report,rerror=report,"+modern,
 		)
 	}
 	return args

@@ -23,7 +23,9 @@ type machine struct {
 	reaper  *proc.Reaper
 	agent   *guest.Agent
 	oom     oomWatch
-	data    int // the data disk's root folder, -1 before Prepare
+	// processors are there when Prepare returns.
+	processors *processors
+	data       int // the data disk's root folder, -1 before Prepare
 }
 
 // Prepare makes this VM one of its own. The order matters: nothing that could
@@ -40,6 +42,7 @@ func (m *machine) Prepare(req guestapi.PrepareRequest) (guestapi.PrepareInfo, er
 		{"overlay", mountOverlay},
 		{"root", enterRoot},
 		{"identity", func() error { return identify(req) }},
+		{"processors", m.processors.wait},
 	}
 	for _, step := range steps {
 		if err := step.do(); err != nil {
@@ -92,8 +95,8 @@ func identify(req guestapi.PrepareRequest) error {
 	if err := writeWhole("/run/warren/machine-id", id); err != nil {
 		return err
 	}
-	// An image whose /etc/machine-id is a link to the file above needs no copy
-	// of /etc on the data disk.
+	// On our root disk it is a link to the file above, but a program may have
+	// replaced it before it was copied with its machine.
 	if target, err := os.Readlink("/etc/machine-id"); err != nil || target != "/run/warren/machine-id" {
 		if err := writeWhole("/etc/machine-id", id); err != nil {
 			return err

@@ -47,7 +47,14 @@ func Main() {
 		con.line("cannot start: " + err.Error())
 		powerOff()
 	}
-	con.line(fmt.Sprintf("idle after %s", watch.text(begin)))
+	go func() {
+		if m.processors.bring(); m.processors.err != nil {
+			con.line(m.processors.err.Error()) // and Prepare fails with it
+			return
+		}
+		watch.lap("processors")
+		con.line(fmt.Sprintf("idle after %s", watch.text(begin)))
+	}()
 	m.serve()
 }
 
@@ -88,6 +95,9 @@ func start(watch *stopwatch, con **console) (*machine, error) {
 	*con = openConsole()
 	guardSignals()
 	watch.lap("mounts")
+	// It waits for the kernel more than it computes.
+	limited := make(chan setUpResult, 1)
+	go func() { limited <- setUp() }()
 	root, others, err := moduleOrder(moduleDir)
 	if err != nil {
 		return nil, err
@@ -105,37 +115,43 @@ func start(watch *stopwatch, con **console) (*machine, error) {
 		return nil, err
 	}
 	watch.lap("modules")
-	cgroup, err := setUp()
-	if err != nil {
-		return nil, err
+	set := <-limited
+	if set.err != nil {
+		return nil, set.err
 	}
 	watch.lap("limits")
 	port, err := findPort()
 	if err != nil {
 		return nil, err
 	}
-	m := &machine{console: *con, port: port, reaper: proc.NewReaper(), data: -1}
+	m := &machine{console: *con, port: port, reaper: proc.NewReaper(), processors: newProcessors(processorDir), data: -1}
 	m.agent, err = guest.New(guest.Options{
 		ImageID:  imageID(),
 		System:   m,
 		Reaper:   m.reaper,
 		Accounts: proc.NewAccounts("/etc"),
-		Cgroup:   cgroup,
+		Cgroup:   set.cgroup,
 		Log:      (*con).line,
 	})
 	watch.lap("agent")
 	return m, err
 }
 
-// setUp does what needs no device, and returns the cgroup for programs.
-func setUp() (cgroup int, err error) {
+type setUpResult struct {
+	cgroup int // for programs
+	err    error
+}
+
+// setUp does what needs no device.
+func setUp() setUpResult {
 	if err := limits(); err != nil {
-		return 0, err
+		return setUpResult{err: err}
 	}
 	if err := loopbackUp(); err != nil {
-		return 0, err
+		return setUpResult{err: err}
 	}
-	return makeCgroup()
+	cgroup, err := makeCgroup()
+	return setUpResult{cgroup, err}
 }
 
 // serve answers the host for ever. The port fails for good only when the

@@ -208,3 +208,22 @@ func TestModulesThatCannotBeLoadedEndTheBuild(t *testing.T) {
 		}
 	}
 }
+
+func TestModulesLoseTheirSignatureAndNothingElse(t *testing.T) {
+	const module = "\x7fELF and so on"
+	info := func(size uint32) string {
+		return "\x00\x00\x02\x00\x00\x00\x00\x00" + string(binary.BigEndian.AppendUint32(nil, size)) + signatureMark
+	}
+	for name, c := range map[string]struct{ in, want string }{
+		"signed":               {module + "signature" + info(9), module},
+		"not signed":           {module, module},
+		"longer than the file": {module + info(1000), module + info(1000)},
+		"as long as it gets":   {module + info(1<<32-1), module + info(1<<32-1)},
+		"cut off":              {"x" + signatureMark, "x" + signatureMark},
+		"empty":                {"", ""},
+	} {
+		if got := string(unsigned([]byte(c.in))); got != c.want {
+			t.Errorf("%s: %q", name, got)
+		}
+	}
+}

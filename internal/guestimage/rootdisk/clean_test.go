@@ -173,7 +173,8 @@ func TestTheRootDiskIsClean(t *testing.T) {
 	if strings.Contains(content["etc/resolv.conf"]+content["etc/apt/sources.list"], "mirror") || strings.Contains(content["etc/resolv.conf"], "nameserver") {
 		t.Error("something of the building host's network is on the disk")
 	}
-	if h := found["home/agent"]; h.Uid != agentID || h.Gid != agentID || found["tmp"].Mode != 0o1777 || found["usr/bin/same"].Linkname != "usr/bin/su" {
+	if h := found["home/agent"]; h.Uid != agentID || h.Gid != agentID || found["tmp"].Mode != 0o1777 || found["usr/bin/same"].Linkname != "usr/bin/su" ||
+		found["etc/machine-id"].Linkname != "/run/warren/machine-id" {
 		t.Errorf("home %+v, tmp %o, link %s", h, found["tmp"].Mode, found["usr/bin/same"].Linkname)
 	}
 }

@@ -1,6 +1,7 @@
 package rootdisk
 
 import (
+	"archive/tar"
 	"strings"
 )
 
@@ -57,18 +58,21 @@ var folders = []struct {
 	{"workspace", 0o755, agentID},
 }
 
-// files are written by us. The agent fills in the host name and machine-id of
-// each VM, the network its resolv.conf, all in the overlay.
+// files are written by us. The agent fills in the host name of each VM, the
+// network its resolv.conf, both in the overlay.
 var files = []struct{ name, content string }{
 	{"etc/hostname", "warren\n"},
 	{"etc/hosts", "127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n"},
-	{"etc/machine-id", ""},
 	{"etc/resolv.conf", "# written when the guest has a network\n"},
 	{"etc/default/locale", "LANG=C.UTF-8\n"},
 	{"etc/locale.conf", "LANG=C.UTF-8\n"},
 	{"etc/apt/sources.list", "# none: the building host's own sources are its own affair\n"},
 	{"etc/dpkg/dpkg.cfg.d/warren", strings.Join(exclude, "\n") + "\n"},
 }
+
+// machineID is where the agent writes each VM's: in memory, so that a new one
+// costs no write to a disk.
+const machineID = "/run/warren/machine-id"
 
 // own adds what is ours.
 func (w *writer) own() error {
@@ -81,6 +85,9 @@ func (w *writer) own() error {
 		if err := w.file(f.name, 0o644, 0, []byte(f.content)); err != nil {
 			return err
 		}
+	}
+	if err := w.header(tar.Header{Typeflag: tar.TypeSymlink, Name: "etc/machine-id", Linkname: machineID, Mode: 0o777, ModTime: w.newest}); err != nil {
+		return err
 	}
 	for _, f := range []string{".bashrc", ".profile"} {
 		if err := w.file("home/agent/"+f, 0o644, agentID, []byte("# empty on purpose: this shell starts as fast as it can\n")); err != nil {

@@ -49,7 +49,7 @@ type Command struct {
 
 // packages names the Debian package that has a program.
 var packages = map[string]string{
-	"mmdebstrap": "mmdebstrap", "sqfstar": "squashfs-tools", "mke2fs": "e2fsprogs",
+	"mmdebstrap": "mmdebstrap", "sqfstar": "squashfs-tools", "mke2fs": "e2fsprogs", "debugfs": "e2fsprogs",
 	"qemu-img": "qemu-utils", "dpkg-deb": "dpkg", "dpkg": "dpkg", "apt-get": "apt", "apt-cache": "apt",
 	"apt-config": "apt", "xz": "xz-utils", "zstd": "zstd", "lz4": "lz4",
 	"fakechroot": "fakechroot", "fakeroot": "fakeroot",
