@@ -37,7 +37,7 @@
 //
 // From host to guest: Write on a stream waits until the outbox is not full,
 // then hands a frame's worth to yamux, which takes from it what the stream's
-// window (256 KiB) allows. yamux's header and body become frames of at most
+// window (1 MiB) allows. yamux's header and body become frames of at most
 // 16 KiB in the outbox, whose goroutine writes them to the port. In the guest,
 // yamux's reader takes 4 KiB at a time from the port until a frame is whole,
 // passes it by the guard and puts it into the stream's buffer. Read fetches it
@@ -54,7 +54,7 @@
 // not do. What bounds the host's memory for one session:
 //
 //	decoder                     64 KiB
-//	unread bytes of all streams 16 MiB, then the session stands still until they are read or closed
+//	unread bytes of all streams 32 MiB, then the session stands still until they are read or closed
 //	unsent bytes                 1 MiB, then writers wait; 16 MiB, then the session ends
 //	streams                     256 of each side, 64 not yet accepted
 //

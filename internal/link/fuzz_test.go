@@ -185,7 +185,7 @@ func sameDecision(t *testing.T, a *guard, gotA, gotB []byte, errA, errB error) {
 	if errA == nil && !bytes.Equal(gotA, gotB) {
 		t.Fatal("cut differently: other bytes")
 	}
-	if a.untaken > maxUntaken || a.unread < 0 || a.unread > 67*muxWindow || len(a.slots) > 3 {
+	if a.untaken > maxUntaken || a.unread < 0 || a.unread > maxUnread+3*maxWindow || len(a.slots) > 3 {
 		t.Fatalf("untaken %d, unread %d, slots %d", a.untaken, a.unread, len(a.slots))
 	}
 }

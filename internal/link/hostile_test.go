@@ -96,7 +96,7 @@ func peakHeap(f func()) uint64 {
 }
 
 func TestAHostileGuestEndsItsSessionWithAClearError(t *testing.T) {
-	full := bytes.Repeat([]byte("z"), muxWindow)
+	full := bytes.Repeat([]byte("z"), maxWindow)
 	for _, v := range []struct {
 		name string
 		// opens is how many streams the host opens before the attack.
@@ -152,7 +152,7 @@ func TestAHostileGuestEndsItsSessionWithAClearError(t *testing.T) {
 		{"more data than the window", 1, func(g *script) {
 			g.flood(func(int) []byte { return append(mux(muxData, 0, 1, 20_000), full[:20_000]...) }, 64<<20)
 		}, "than its window"},
-		{"window widened to overflow", 1, func(g *script) { g.write(g.data(mux(muxWinUpd, flagACK, 1, 1))) }, "widened the window"},
+		{"window widened to overflow", 1, func(g *script) { g.write(g.data(mux(muxWinUpd, flagACK, 1, maxWindow-muxWindow+1))) }, "widened the window"},
 		{"a stream acknowledged twice", 1, func(g *script) {
 			g.write(g.data(mux(muxWinUpd, flagACK, 1, 0), mux(muxWinUpd, flagACK, 1, 0)))
 		}, "acknowledged stream 1"},
@@ -343,7 +343,7 @@ func TestUnreadBytesAreBounded(t *testing.T) {
 	grew := peakHeap(func() {
 		go func() {
 			defer close(sent)
-			for at := range muxWindow / (16 << 10) {
+			for at := range maxWindow / (16 << 10) {
 				for i := range n {
 					flags := uint16(0)
 					if at == 0 {

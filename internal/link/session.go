@@ -72,7 +72,7 @@ func newSession(generation uint64, dec *decoder, port Port, w *portWriter) *Sess
 		// window when a write times out.
 		ConnectionWriteTimeout: 1000 * time.Hour,
 		KeepAliveInterval:      time.Hour, // must be set, is not used
-		MaxStreamWindowSize:    muxWindow,
+		MaxStreamWindowSize:    maxWindow,
 		LogOutput:              io.Discard,
 	}
 	var writer sync.WaitGroup

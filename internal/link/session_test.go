@@ -148,7 +148,7 @@ func TestCloseEndsEverythingThatWaits(t *testing.T) {
 	host, _, h, _ := joined(t)
 	errs := make(chan error, 4)
 	go func() { _, err := h.Read(make([]byte, 1)); errs <- err }()
-	go func() { _, err := h.Write(make([]byte, 1<<20)); errs <- err }()
+	go func() { _, err := h.Write(make([]byte, moreThanAWindow)); errs <- err }()
 	go func() { _, err := host.Accept(); errs <- err }()
 	time.Sleep(10 * time.Millisecond) // so that they wait; right in any case
 	host.Close()
@@ -162,12 +162,15 @@ func TestCloseEndsEverythingThatWaits(t *testing.T) {
 	}
 }
 
+// moreThanAWindow is more than one Write can be rid of when nobody reads.
+const moreThanAWindow = maxWindow + 1
+
 func TestClosingAStreamEndsItsReadAndWrite(t *testing.T) {
 	noLeaks(t)
 	_, _, h, _ := joined(t)
 	errs := make(chan error, 2)
 	go func() { _, err := h.Read(make([]byte, 1)); errs <- err }()
-	go func() { _, err := h.Write(make([]byte, 1<<20)); errs <- err }()
+	go func() { _, err := h.Write(make([]byte, moreThanAWindow)); errs <- err }()
 	time.Sleep(10 * time.Millisecond)
 	h.Close()
 	for range 2 {
@@ -192,7 +195,7 @@ func TestDeadlinesEndReadsAndWritesAndCanBeLifted(t *testing.T) {
 	if !errors.Is(err, os.ErrDeadlineExceeded) || !errors.As(err, &timeout) || !timeout.Timeout() {
 		t.Errorf("Read: %v", err)
 	}
-	n, err := h.Write(make([]byte, 1<<20))
+	n, err := h.Write(make([]byte, moreThanAWindow))
 	if !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("Write: %v", err)
 	}
