@@ -86,6 +86,7 @@ func (p parts) config(o Options, dir *store.VMDir) supervisor.Config {
 			MemMB:     o.MemMB,
 			Accel:     p.accel,
 			QEMU:      o.QEMU,
+			Firmware:  vm.QuickFirmware(o.QEMU, p.accel),
 			Kernel:    p.image.Kernel,
 			Initramfs: p.image.Initramfs,
 			Cmdline:   cmdline(p.image, p.accel),
@@ -134,8 +135,10 @@ func cmdline(image *guestimage.Image, accel vm.Accel) string {
 // protect nothing in code that is translated anyway. The kernel boots on one
 // processor, with its code as for several, and the agent starts the others:
 // QEMU can lose what the kernel patches while another processor runs. Checking
-// each cipher against known answers on every boot takes 220 ms.
-const emulated = "tsc=reliable mitigations=off maxcpus=1 noreplace-smp cryptomgr.notests=1"
+// each cipher against known answers on every boot takes 220 ms, reading the
+// certificates for signatures of modules, of which there are none, 60 ms.
+const emulated = "tsc=reliable mitigations=off maxcpus=1 noreplace-smp cryptomgr.notests=1" +
+	" initcall_blacklist=load_system_certificate_list"
 
 // newDir makes the folder of a machine with an empty overlay of the data disk
 // in it. When it fails nothing is left.

@@ -51,6 +51,9 @@ func Args(s Spec, in Paths, fds FDs) []string {
 	} else {
 		args = append(args, "-accel", fmt.Sprintf("tcg,thread=multi,tb-size=%d", tcgCacheMB), "-cpu", "max,-erms")
 	}
+	if s.Firmware != "" {
+		args = append(args, "-bios", s.Firmware)
+	}
 	if s.Memory != "" {
 		args = append(args, "-object", fmt.Sprintf("memory-backend-file,id=ram,size=%dM,mem-path=%s,share=off", s.MemMB, in.Memory))
 	} else {

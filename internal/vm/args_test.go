@@ -37,6 +37,8 @@ func TestTheCommandLineIsTheSpecAndNothingElse(t *testing.T) {
 			head + "-smp 2 -m 1024M " + tcg + file + boot + sockets + root + data + tailEnd},
 		{"KVM", with(func(s *Spec) { s.Accel = KVM }),
 			head + "-smp 2 -m 1024M -accel kvm -cpu host " + file + boot + sockets + root + data + tailEnd},
+		{"quick firmware", with(func(s *Spec) { s.Firmware = quickFirmware }),
+			head + "-smp 2 -m 1024M " + tcg + "-bios qboot.rom " + file + boot + sockets + root + data + tailEnd},
 		{"no data disk", with(func(s *Spec) { s.DataDisk, s.DataBase = "", "" }),
 			head + "-smp 2 -m 1024M " + tcg + file + boot + sockets + root + tailEnd},
 		{"anonymous memory", with(func(s *Spec) { s.Memory = "" }),

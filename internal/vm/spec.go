@@ -21,6 +21,9 @@ type Spec struct {
 	Accel Accel `json:"accel"`
 	// QEMU is the program; "" finds DefaultQEMU in PATH.
 	QEMU string `json:"qemu,omitempty"`
+	// Firmware is the name of a file in QEMU's own data folder, as
+	// QuickFirmware gives it; "" is the machine's usual one.
+	Firmware string `json:"firmware,omitempty"`
 
 	// Kernel (an uncompressed ELF image starts fastest), Initramfs and
 	// Cmdline boot the guest. A VM that starts Paused needs no kernel.
@@ -81,6 +84,9 @@ func (s Spec) Check() error {
 	}
 	if _, err := findQEMU(s.QEMU); err != nil {
 		c.add(err)
+	}
+	if s.Firmware != "" && s.Firmware != quickFirmware {
+		c.fault("firmware %q: only %s is known", s.Firmware, quickFirmware)
 	}
 	if s.Kernel == "" && !s.Paused {
 		c.fault("kernel: none given; build the guest image with `kosa8 image build`")

@@ -35,7 +35,7 @@ func TestAGoodSpecHasNoFault(t *testing.T) {
 }
 
 func TestAllFaultsAreSaidAtOnce(t *testing.T) {
-	err := Spec{CPUs: 0, MemMB: 1 << 40, Accel: "xen", QEMU: "/no/such/qemu", RootDisk: "/no/such/disk",
+	err := Spec{CPUs: 0, MemMB: 1 << 40, Accel: "xen", QEMU: "/no/such/qemu", Firmware: "../x", RootDisk: "/no/such/disk",
 		DataDisk: "relative", Cmdline: "a\nb", Initramfs: "/"}.Check()
 	if err == nil {
 		t.Fatal("no fault")
@@ -48,6 +48,7 @@ func TestAllFaultsAreSaidAtOnce(t *testing.T) {
 		"memory 1099511627776 MiB: between 64 and the ",
 		`accelerator "xen": there are kvm and tcg`,
 		"QEMU not found: /no/such/qemu: ",
+		`firmware "../x": only qboot.rom is known`,
 		"kernel: none given; build the guest image with `kosa8 image build`",
 		"initramfs and command line: of no use without a kernel",
 		"kernel command line: at most 2047 characters, none of them a control character",
@@ -84,6 +85,39 @@ func TestEveryFaultHasItsSentence(t *testing.T) {
 		if err := s.Check(); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", c.name, err, c.want)
 		}
+	}
+}
+
+func TestQuickFirmwareIsTakenWhereQEMUHasIt(t *testing.T) {
+	dir := t.TempDir()
+	qemu := filepath.Join(dir, "bin", "qemu")
+	data := filepath.Join(dir, "share", "qemu")
+	for _, d := range []string{filepath.Dir(qemu), data} {
+		if err := os.MkdirAll(d, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(qemu, []byte("#!/bin/sh\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	link := filepath.Join(t.TempDir(), "qemu")
+	if err := os.Symlink(qemu, link); err != nil {
+		t.Fatal(err)
+	}
+	if got := QuickFirmware(link, TCG); got != "" {
+		t.Errorf("without the file: %q", got)
+	}
+	if err := os.WriteFile(filepath.Join(data, quickFirmware), []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := QuickFirmware(link, TCG); got != quickFirmware {
+		t.Errorf("with the file: %q", got)
+	}
+	if got := QuickFirmware(link, KVM); got != "" {
+		t.Errorf("with KVM: %q", got)
+	}
+	if got := QuickFirmware("/no/such/qemu", TCG); got != "" {
+		t.Errorf("without QEMU: %q", got)
 	}
 }
 
