@@ -1,9 +1,10 @@
 // Package boot is the agent as PID 1 of a VM.
 //
 // Main's walk: say `warren: init`; mount what every program expects; load the
-// modules named in /modules/order; mount the root disk read-only; say
-// `warren: idle` and serve the link. In this state a template is frozen: no
-// name, no disk, no program has run, and nothing in memory is one VM's own.
+// modules named in /modules/order; mount the root disk read-only; serve the
+// link, start the processors that the kernel did not, and say `warren: idle`.
+// In this state a template is frozen: no name, no disk, no program has run,
+// and nothing in memory is one VM's own.
 //
 // Prepare then gives the machine its randomness, clock, name and disk, and
 // makes the overlay of root disk and data disk the root of everything. PID 1

@@ -12,8 +12,7 @@ const processorDir = "/sys/devices/system/cpu"
 // processors are those that the kernel did not start itself. The host may tell
 // it to boot with one alone (maxcpus=1): then nothing else runs while the
 // kernel patches its own code, which an emulated processor can miss for ever
-// (docs/decisions/0007), and a drowsy start of the others is out of the way
-// of the link.
+// (docs/decisions/0007), and the others, 130 ms each, start beside the link.
 type processors struct {
 	dir  string
 	done chan struct{}
