@@ -90,7 +90,7 @@ func imageBuild(ctx context.Context, s streams, o guestimage.Options, quiet, asJ
 }
 
 func newImageVerify(s streams) *cobra.Command {
-	var quiet bool
+	var quiet, asJSON bool
 	c := &cobra.Command{
 		Use:   "verify",
 		Short: "Compute the digests of the guest image anew",
@@ -113,11 +113,15 @@ func newImageVerify(s streams) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if asJSON {
+				return cli.PrintJSON(s.out, imageInfo{image.Manifest.ImageID, image.Dir})
+			}
 			_, err = fmt.Fprintf(s.out, "guest image %s is as it was built\n", image.Manifest.ImageID)
 			return err
 		},
 	}
 	c.Flags().BoolVarP(&quiet, "quiet", "q", false, "no progress")
+	c.Flags().BoolVar(&asJSON, "json", false, "print the image as JSON")
 	return c
 }
 

@@ -14,6 +14,8 @@ import (
 	"testing"
 
 	"github.com/creack/pty"
+
+	"github.com/warren-vm/warren/internal/store"
 )
 
 func TestRunPassesOutputErrorsAndExitCodeThroughExactly(t *testing.T) {
@@ -131,15 +133,7 @@ func TestAReaderThatGoesAwayEndsTheRunQuietlyWith141(t *testing.T) {
 
 func TestSignalsGoToTheProgramAndASecondEndsTheVM(t *testing.T) {
 	home := vmHome(t)
-	k := newKosa8(t, home, "run", "base", "--", "sh", "-c",
-		`exec 2>/dev/null; trap 'echo got INT' INT; trap 'echo got USR1' USR1; trap '' TERM; echo ready; while :; do sleep 0.1; done`)
-	k.Stdout = nil
-	out, err := k.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	k.start(t)
-	awaitLine(t, out, "ready")
+	k, out := runScript(t, home, `exec 2>/dev/null; trap 'echo got INT' INT; trap 'echo got USR1' USR1; trap '' TERM; echo ready; while :; do sleep 0.1; done`)
 	k.Process.Signal(syscall.SIGUSR1)
 	awaitLine(t, out, "got USR1")
 	k.Process.Signal(syscall.SIGINT)
@@ -152,14 +146,7 @@ func TestSignalsGoToTheProgramAndASecondEndsTheVM(t *testing.T) {
 
 func TestASignalThatEndsTheProgramGivesItsCode(t *testing.T) {
 	home := vmHome(t)
-	k := newKosa8(t, home, "run", "base", "--", "sh", "-c", "echo ready; exec sleep 1000")
-	k.Stdout = nil
-	out, err := k.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	k.start(t)
-	awaitLine(t, out, "ready")
+	k, _ := runScript(t, home, "echo ready; exec sleep 1000")
 	k.Process.Signal(syscall.SIGTERM)
 	if code := k.end(t); code != 143 || k.errs.Len() > 0 {
 		t.Errorf("code %d, stderr %q, want 143 and silence", code, k.errs.String())
@@ -210,9 +197,11 @@ func TestTerminalHasItsSizeFollowsTheWindowAndTakesControlCharacters(t *testing.
 	}
 }
 
-func TestAKilledKosa8LeavesNothing(t *testing.T) {
-	home := vmHome(t)
-	k := newKosa8(t, home, "run", "base", "--", "sh", "-c", "echo ready; sleep 1000")
+// runScript is kosa8 running a script that has said that it is ready, and the
+// rest of its output.
+func runScript(t *testing.T, home store.Home, script string) (*kosa8, io.Reader) {
+	t.Helper()
+	k := newKosa8(t, home, "run", "base", "--", "sh", "-c", script)
 	k.Stdout = nil
 	out, err := k.StdoutPipe()
 	if err != nil {
@@ -220,6 +209,12 @@ func TestAKilledKosa8LeavesNothing(t *testing.T) {
 	}
 	k.start(t)
 	awaitLine(t, out, "ready")
+	return k, out
+}
+
+func TestAKilledKosa8LeavesNothing(t *testing.T) {
+	home := vmHome(t)
+	k, _ := runScript(t, home, "echo ready; sleep 1000")
 	pids := vmProcesses(t, home)
 	if len(pids) < 2 {
 		t.Fatalf("the VM's processes are %v, want a supervisor and QEMU", pids)
@@ -232,14 +227,7 @@ func TestAKilledKosa8LeavesNothing(t *testing.T) {
 
 func TestWhatAKilledSupervisorLeftTheNextCommandRemoves(t *testing.T) {
 	home := vmHome(t)
-	k := newKosa8(t, home, "run", "base", "--", "sh", "-c", "echo ready; sleep 1000")
-	k.Stdout = nil
-	out, err := k.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	k.start(t)
-	awaitLine(t, out, "ready")
+	k, _ := runScript(t, home, "echo ready; sleep 1000")
 	pids := vmProcesses(t, home)
 	supervisor := supervisorOf(t, home)
 	if err := syscall.Kill(supervisor, syscall.SIGKILL); err != nil {
