@@ -54,8 +54,8 @@
 // not do. What bounds the host's memory for one session:
 //
 //	decoder                     64 KiB
-//	unread bytes of all streams 32 MiB, then the session stands still until they are read or closed
-//	unsent bytes                 1 MiB, then writers wait; 16 MiB, then the session ends
+//	unread bytes of all streams 16 MiB, then the session stands still until they are read or closed
+//	unsent bytes               256 KiB, then writers wait; 16 MiB, then the session ends
 //	streams                     256 of each side, 64 not yet accepted
 //
 // (yamux's buffers may be twice what they hold.) Nothing here waits for a

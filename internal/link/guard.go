@@ -46,17 +46,17 @@ func (h *muxHeader) body() uint32 {
 }
 
 const (
-	// maxWindow is what each side of a stream widens its window to as soon as
-	// it is open. What is under way between two programs waits for several
-	// processes in turn: 256 KiB let 29 MiB/s through `cat` and back, 1 MiB 40,
-	// 2 MiB no more.
+	// maxWindow is what each side widens a stream's window to as soon as it is
+	// open. What is under way between two programs waits for several processes
+	// in turn: 256 KiB let 29 MiB/s through `cat` and back, 1 MiB 40, 2 MiB no
+	// more.
 	maxWindow = 1 << 20
 	// maxUntaken is how many streams the other side may open before this side
 	// takes them with Accept.
 	maxUntaken = 64
 	// maxUnread bounds the bytes that have arrived for streams whose readers
-	// do not read. It is what 32 streams with full windows hold.
-	maxUnread = 32 * maxWindow
+	// do not read. It is what 16 streams with full windows hold.
+	maxUnread = 16 * maxWindow
 )
 
 // guard stands between the port and yamux, sees every yamux header in both

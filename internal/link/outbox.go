@@ -7,8 +7,9 @@ import (
 )
 
 const (
-	// outboxFull is where writers to streams begin to wait.
-	outboxFull = 1 << 20
+	// outboxFull is where writers to streams begin to wait. Answers that widen
+	// a window, which the guest waits for, are behind what is in the outbox.
+	outboxFull = 256 << 10
 	// outboxMost is where the session ends. Writers that were let in before
 	// the outbox was full bring at most one chunk each; what is beyond can
 	// only be answers to a guest that sends and sends but never reads.

@@ -216,9 +216,9 @@ func TestAFloodOfOutputStaysInBoundedMemory(t *testing.T) {
 	a[guestapi.ExecPath] = endless(switching, block)
 	c := startProcess(t, a, 0, nil)
 	var open []*supervisor.Exec
-	// Nobody calls Wait. With more than 64 such readers the link stands
-	// still, for want of room, until one of them goes on.
-	for range 60 {
+	// Nobody calls Wait. With 16 such readers the link stands still, for want
+	// of room, until one of them goes on.
+	for range 14 {
 		e, err := c.Exec(t.Context(), guestapi.ExecRequest{Argv: []string{"yes"}}, nil, nil)
 		if err != nil {
 			t.Fatal(err)
