@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // Whatever a guest does to itself, the command ends with a clear error or
@@ -78,4 +80,28 @@ func TestAFullDiskOnTheHostIsNamedAndLeavesNothing(t *testing.T) {
 	if k.out.Len() > 0 {
 		t.Errorf("left: %q", k.out.String())
 	}
+}
+
+func TestAFullHostDiskEndsTheRunWithItsReason(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can mount a small disk")
+	}
+	home := vmHome(t)
+	if err := os.Mkdir(home.VMsDir(), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("tmpfs", home.VMsDir(), "tmpfs", 0, "size=24m,mode=0700"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(home.VMsDir(), unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	k := newKosa8(t, home, "run", "base", "--", "sh", "-c", "dd if=/dev/urandom of=/root/x bs=1M count=100 conv=fsync; sleep 1000")
+	code := k.start(t).end(t)
+	if errs := k.errs.String(); code != 1 || !strings.Contains(errs, "the host's disk is full") {
+		t.Errorf("code %d, stderr %q", code, errs)
+	}
+	wantNoVMs(t, home)
 }

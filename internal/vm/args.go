@@ -89,9 +89,9 @@ func channels(fds FDs) []string {
 	}
 }
 
-// disks are the root disk and the data disk. A host disk that is full or
-// broken shows in the guest as an I/O error; QEMU's default would stop the
-// whole VM.
+// disks are the root disk and the data disk. A host disk that is broken shows
+// in the guest as an I/O error. For one that is full QEMU pauses the VM and
+// says so, see watch.
 func disks(s Spec, in Paths) []string {
 	var args []string
 	if s.RootDisk != "" {
@@ -107,7 +107,7 @@ func disks(s Spec, in Paths) []string {
 			"-blockdev", "driver=raw,node-name=data-base,file=data-base-file,read-only=on",
 			"-blockdev", "driver=file,node-name=data-file,filename="+in.DataDisk+",discard=unmap",
 			"-blockdev", "driver=qcow2,node-name=data,file=data-file,backing=data-base,discard=unmap",
-			"-device", "virtio-blk-pci,drive=data,id=data-disk,serial=data,werror=report,rerror=report,"+modern,
+			"-device", "virtio-blk-pci,drive=data,id=data-disk,serial=data,werror=enospc,rerror=report,"+modern,
 		)
 	}
 	return args

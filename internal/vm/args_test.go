@@ -25,7 +25,7 @@ func TestTheCommandLineIsTheSpecAndNothingElse(t *testing.T) {
 		boot    = "-kernel /vm/kernel -initrd /vm/initramfs -append console=ttyS0 panic=-1 "
 		sockets = "-chardev socket,id=qmp,fd=4 -mon chardev=qmp,mode=control -chardev socket,id=console,fd=6 -device isa-serial,chardev=console,id=serial -chardev socket,id=link,fd=5 -device virtio-serial-pci,id=ports,max_ports=2,disable-legacy=on -device virtserialport,bus=ports.0,chardev=link,id=link-port,name=warren.link "
 		root    = "-blockdev driver=file,node-name=root-file,filename=/vm/root.img,read-only=on -blockdev driver=raw,node-name=root,file=root-file,read-only=on -device virtio-blk-pci,drive=root,id=root-disk,serial=root,disable-legacy=on "
-		data    = "-blockdev driver=file,node-name=data-base-file,filename=/vm/data.img,read-only=on -blockdev driver=raw,node-name=data-base,file=data-base-file,read-only=on -blockdev driver=file,node-name=data-file,filename=/vm/data.qcow2,discard=unmap -blockdev driver=qcow2,node-name=data,file=data-file,backing=data-base,discard=unmap -device virtio-blk-pci,drive=data,id=data-disk,serial=data,werror=report,rerror=report,disable-legacy=on "
+		data    = "-blockdev driver=file,node-name=data-base-file,filename=/vm/data.img,read-only=on -blockdev driver=raw,node-name=data-base,file=data-base-file,read-only=on -blockdev driver=file,node-name=data-file,filename=/vm/data.qcow2,discard=unmap -blockdev driver=qcow2,node-name=data,file=data-file,backing=data-base,discard=unmap -device virtio-blk-pci,drive=data,id=data-disk,serial=data,werror=enospc,rerror=report,disable-legacy=on "
 		tailEnd = "-device virtio-rng-pci,id=rng,disable-legacy=on"
 	)
 	for _, c := range []struct {

@@ -24,6 +24,7 @@ const (
 	HostSignal    Reason = "host-signal"    // QEMU was asked to end by a signal
 	Killed        Reason = "killed"         // QEMU was killed by a signal, or crashed
 	MonitorLost   Reason = "monitor-lost"   // QEMU broke off its monitor and was killed for it
+	DiskFull      Reason = "disk-full"      // the host had no room for what the guest wrote; it was killed for it
 	QEMUError     Reason = "qemu-error"     // QEMU gave up; Stderr says why
 )
 
@@ -56,6 +57,8 @@ func (e ExitInfo) String() string {
 		return "QEMU was terminated by a signal"
 	case MonitorLost:
 		return "QEMU broke off its monitor connection and was killed"
+	case DiskFull:
+		return "the host's disk is full and had no room for what the guest wrote; free some on the disk of Warren's home ($WARREN_HOME, else ~/.local/share/warren)"
 	case Killed:
 		return fmt.Sprintf("QEMU was killed by signal %d (%v)", int(e.Signal), e.Signal) + e.lastWords()
 	default:
@@ -79,6 +82,7 @@ type ending struct {
 	events      []qmp.Event
 	stopping    bool // Stop was called
 	monitorLost bool // we killed it for that
+	diskFull    bool // or for that
 }
 
 func (e ending) info() ExitInfo {
@@ -97,6 +101,8 @@ func (e ending) reason(info ExitInfo) Reason {
 	switch {
 	case e.monitorLost:
 		return MonitorLost
+	case e.diskFull:
+		return DiskFull
 	case info.Signal != 0 && e.stopping:
 		return HostQuit
 	case info.Signal != 0:
@@ -143,4 +149,14 @@ func shutdownReason(data json.RawMessage) Reason {
 		return QEMUError
 	}
 	return ""
+}
+
+// isDiskFull says whether a BLOCK_IO_ERROR event is one for which QEMU paused
+// the VM: the host had no room for a write.
+func isDiskFull(event qmp.Event) bool {
+	var d struct {
+		Action  string
+		NoSpace bool
+	}
+	return json.Unmarshal(event.Data, &d) == nil && d.Action == "stop" && d.NoSpace
 }

@@ -44,6 +44,7 @@ func TestEveryEndHasItsReason(t *testing.T) {
 		{"gave up", ending{state: one, stderr: []byte("warning\nqemu: \x1b[1mno such disk\x1b[0m\n")}, QEMUError, "QEMU ended with code 1: qemu: ?[1mno such disk?[0m"},
 		{"no word", ending{state: one}, QEMUError, "QEMU ended with code 1"},
 		{"monitor lost", ending{state: killed, monitorLost: true}, MonitorLost, "QEMU broke off its monitor connection and was killed"},
+		{"no room on the host", ending{state: killed, diskFull: true}, DiskFull, "the host's disk is full and had no room for what the guest wrote; free some on the disk of Warren's home ($WARREN_HOME, else ~/.local/share/warren)"},
 		{"powered off before it was stopped", ending{state: ok, events: shutdown("guest-shutdown"), stopping: true}, GuestPoweroff, "the guest switched itself off"},
 		{"nonsense in the event", ending{state: ok, events: []qmp.Event{event("SHUTDOWN", `[1]`)}}, QEMUError, "QEMU ended with code 0"},
 		{"unknown reason", ending{state: ok, events: shutdown("solar-flare")}, QEMUError, "QEMU ended with code 0"},
@@ -60,6 +61,20 @@ func TestEveryEndHasItsReason(t *testing.T) {
 	}
 	if info := (ending{state: one}).info(); info.Signal != 0 || info.Code != 1 {
 		t.Errorf("%+v", info)
+	}
+}
+
+func TestOnlyAFullDiskIsAFullDisk(t *testing.T) {
+	for data, want := range map[string]bool{
+		`{"device": "", "operation": "write", "action": "stop", "nospace": true, "reason": "No space left on device"}`: true,
+		`{"operation": "write", "action": "report", "nospace": true}`:                                                  false,
+		`{"operation": "read", "action": "stop", "nospace": false}`:                                                    false,
+		`{"action": "stop"}`: false,
+		`[1]`:                false,
+	} {
+		if got := isDiskFull(event("BLOCK_IO_ERROR", data)); got != want {
+			t.Errorf("%s: %v", data, got)
+		}
 	}
 }
 

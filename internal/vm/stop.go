@@ -12,11 +12,25 @@ import (
 
 // watch waits for QEMU's end and writes down how it was. It ends QEMU when
 // that has broken off its monitor, or says there what no QEMU says: nobody
-// could manage it any more.
+// could manage it any more. It also ends a VM for whose writes the host has no
+// room: the guest would lose what it wrote, and nobody would tell its user.
 func (v *VM) watch() {
 	e := ending{}
+	full := make(chan struct{})
+	go func() {
+		for event := range v.diskErrors.Events() {
+			if isDiskFull(event) {
+				close(full)
+				return
+			}
+		}
+	}()
 	select {
 	case <-v.process.Done():
+	case <-full:
+		e.diskFull = !v.stopping.Load()
+		v.process.Signal(syscall.SIGKILL)
+		<-v.process.Done()
 	case <-v.qmp.Done():
 		if !errors.Is(v.qmp.Err(), qmp.ErrGone) || !v.processEnds(monitorGrace) {
 			e.monitorLost = !v.stopping.Load()

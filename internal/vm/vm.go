@@ -33,14 +33,15 @@ type Options struct {
 // VM is one QEMU, running or ended. All methods may be called from any
 // goroutine.
 type VM struct {
-	process *jail.Process
-	qmp     *qmp.Client
-	events  *qmp.Subscription
-	link    net.Conn
-	console net.Conn
-	stderr  *os.File
-	errText tail
-	readers sync.WaitGroup // of console and stderr
+	process    *jail.Process
+	qmp        *qmp.Client
+	events     *qmp.Subscription
+	diskErrors *qmp.Subscription
+	link       net.Conn
+	console    net.Conn
+	stderr     *os.File
+	errText    tail
+	readers    sync.WaitGroup // of console and stderr
 
 	stopping atomic.Bool
 	exited   chan struct{}
@@ -96,6 +97,7 @@ func Start(ctx context.Context, s Spec, o Options) (*VM, error) {
 		return nil, v.abandon(err)
 	}
 	v.events = v.qmp.Subscribe("SHUTDOWN", "GUEST_PANICKED")
+	v.diskErrors = v.qmp.Subscribe("BLOCK_IO_ERROR")
 	go v.watch()
 	return v, nil
 }
