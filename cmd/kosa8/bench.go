@@ -24,9 +24,6 @@ func newBench(s streams) *cobra.Command {
 		ValidArgs: bench.Names(),
 		RunE: func(c *cobra.Command, names []string) error {
 			o.Names = names
-			if c.Flags().Changed("samples") && o.N == 0 {
-				o.N = -1 // 0 would mean the default further down
-			}
 			if err := o.Check(); err != nil {
 				return &cli.Exit{Code: cli.ExitUsage, Err: err}
 			}
@@ -34,9 +31,9 @@ func newBench(s streams) *cobra.Command {
 		},
 	}
 	f := c.Flags()
-	f.IntVarP(&o.N, "samples", "n", 0, "samples per benchmark (default: as many as it needs)")
-	f.IntVar(&o.StdioMiB, "stdio-mib", 0, "MiB that each sample of stdio sends (default 1024)")
-	f.IntVar(&o.CPUs, "cpus", machine.DefaultCPUs, "virtual processors of the VMs")
+	f.VarP(count(&o.N, 0), "samples", "n", "samples per benchmark (default: as many as it needs)")
+	f.Var(count(&o.StdioMiB, 0), "stdio-mib", "MiB that each sample of stdio sends (default 1024)")
+	f.Var(count(&o.CPUs, machine.DefaultCPUs), "cpus", "virtual processors of the VMs")
 	f.Var(&value{kind: "size", text: cli.FormatMB(machine.DefaultMemMB), set: func(s string) (err error) {
 		o.MemMB, err = parseMemory(s)
 		return err

@@ -25,6 +25,8 @@ func explain(ctx context.Context, m *machine.Machine, o runOptions, err error) e
 	switch refused.Code {
 	case guestapi.CodeNotExecutable:
 		return &cli.Exit{Code: cli.ExitNotExecutable, Err: refused}
+	case guestapi.CodeBadRequest:
+		return &cli.Exit{Code: cli.ExitUsage, Err: refused}
 	case guestapi.CodeNotFound:
 		// The folder of -w or the user of -u can be missing too; the guest
 		// says which.

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/warren-vm/warren/internal/cli"
+	"github.com/warren-vm/warren/internal/guestapi"
 )
 
 // complete runs the command line of run without running anything.
@@ -92,5 +93,38 @@ func TestNearestNamesAreWhatWasMeant(t *testing.T) {
 		if diff := cmp.Diff(want, nearest(word, names, 3)); diff != "" {
 			t.Errorf("%q: %s", word, diff)
 		}
+	}
+}
+
+func TestBytesThatWouldArriveChangedAreRefused(t *testing.T) {
+	t.Setenv("OURS", "a\xff")
+	_, err := complete(t, "-e", "GIVEN=\xfe", "-e", "OURS", "-w", "/\xfd", "-u", "\xfc", "base", "ls")
+	if err == nil || cli.ExitCode(err) != cli.ExitUsage {
+		t.Fatalf("error %v", err)
+	}
+	for _, want := range []string{`-e "GIVEN=\xfe": it is not UTF-8`, "-e OURS: its value here: it is not UTF-8"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("it does not say %q: %v", want, err)
+		}
+	}
+	if n := strings.Count(err.Error(), "not UTF-8"); n != 4 {
+		t.Errorf("%d faults of 4: %v", n, err)
+	}
+	if _, err := complete(t, "base", "ls", "\xff"); cli.ExitCode(err) != cli.ExitUsage || !strings.Contains(err.Error(), `argument "\xff"`) {
+		t.Errorf("argument: %v", err)
+	}
+	if _, err := complete(t, "-e", "GIVEN=é", "base", "ls", "☃"); err != nil {
+		t.Errorf("UTF-8: %v", err)
+	}
+}
+
+func TestARemarkNamesTheMemoryThatTheVMHad(t *testing.T) {
+	o, err := complete(t, "base", "true")
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = ended(o, guestapi.ExitStatus{Code: 137, OOMKilled: true})
+	if err == nil || !strings.Contains(err.Error(), "more than 1 GiB") {
+		t.Errorf("remark %v", err)
 	}
 }

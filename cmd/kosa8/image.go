@@ -11,6 +11,7 @@ import (
 
 	"github.com/warren-vm/warren/internal/cli"
 	"github.com/warren-vm/warren/internal/guestimage"
+	"github.com/warren-vm/warren/internal/store"
 )
 
 func newImage(s streams) *cobra.Command {
@@ -80,7 +81,7 @@ func imageBuild(ctx context.Context, s streams, o guestimage.Options, quiet, asJ
 	image, err := guestimage.Build(ctx, o)
 	progress.Done()
 	if err != nil {
-		return because(ctx, err)
+		return because(ctx, store.WithRemedy(err))
 	}
 	if asJSON {
 		return cli.PrintJSON(s.out, imageInfo{image.Manifest.ImageID, image.Dir})

@@ -103,11 +103,15 @@ kernel, and sees nothing of this machine.`,
 	root.SetOut(s.out)
 	root.SetErr(s.err)
 	root.AddCommand(newRun(s), newDoctor(s), newImage(s), newBench(s), newVersion(s))
-	root.SetHelpCommand(&cobra.Command{Use: "no-help", Hidden: true})
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
 		return flagError(err)
 	})
 	root.InitDefaultCompletionCmd()
+	for _, c := range root.Commands() {
+		if c.Name() == "completion" { // else it takes any word for a shell
+			c.Args, c.RunE = noArgs, func(c *cobra.Command, _ []string) error { return c.Help() }
+		}
+	}
 	return root
 }
 
@@ -143,6 +147,25 @@ func (v *value) Set(s string) error {
 	}
 	v.text = s
 	return nil
+}
+
+// count is a flag of a number above zero, which stands for the default further
+// down; standard 0 leaves it to that.
+func count(to *int, standard int) *value {
+	*to = standard
+	v := &value{kind: "int"}
+	if standard != 0 {
+		v.text = strconv.Itoa(standard)
+	}
+	v.set = func(s string) error {
+		n, err := strconv.Atoi(s)
+		if err == nil && n < 1 {
+			err = errors.New("too few; take 1 or more")
+		}
+		*to = n
+		return err
+	}
+	return v
 }
 
 // text is a flag of any string; kind names it in the help.

@@ -6,8 +6,10 @@ import (
 	"os"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -83,7 +85,7 @@ network. No shell is involved: use "sh -c" for one.
 	}}, "env", "e", "set a variable; NAME alone passes ours on; repeatable")
 	f.VarP(text(&o.exec.Dir, "folder", ""), "workdir", "w", "start in this folder of the guest (default: the user's home)")
 	f.VarP(text(&o.exec.User, "user", ""), "user", "u", "run as this user: a name, uid or uid:gid (default: root)")
-	f.IntVar(&o.machine.CPUs, "cpus", machine.DefaultCPUs, "virtual processors")
+	f.Var(count(&o.machine.CPUs, machine.DefaultCPUs), "cpus", "virtual processors")
 	f.Var(&value{kind: "size", text: cli.FormatMB(machine.DefaultMemMB), set: func(s string) (err error) {
 		o.machine.MemMB, err = parseMemory(s)
 		return err
@@ -126,8 +128,13 @@ func (o *runOptions) complete(c *cobra.Command, s streams, args, env []string) e
 	}
 	o.exec.Env, err = environment(env, o.exec.TTY)
 	fault(err)
-	if c.Flags().Changed("cpus") && o.machine.CPUs == 0 {
-		o.machine.CPUs = -1 // 0 would mean the default further down
+	for _, f := range []struct{ flag, given string }{{"-w", o.exec.Dir}, {"-u", o.exec.User}} {
+		if err := passable(f.given); err != nil {
+			fault(fmt.Errorf("%s %s: %w", f.flag, strconv.QuoteToASCII(f.given), err))
+		}
+	}
+	if o.machine.MemMB == 0 {
+		o.machine.MemMB = machine.DefaultMemMB // which a remark may name
 	}
 	o.machine.Label = "kosa8 run " + argv[0]
 	fault(o.machine.Check())
@@ -165,8 +172,8 @@ func (o *runOptions) splitArgs(args []string) (argv []string, err error) {
 		return nil, usage("the program's name is empty")
 	}
 	for _, arg := range argv {
-		if strings.ContainsRune(arg, 0) {
-			return nil, usage("an argument contains a zero byte")
+		if err := passable(arg); err != nil {
+			return nil, usage("argument " + strconv.QuoteToASCII(arg) + ": " + err.Error())
 		}
 	}
 	return argv, nil
@@ -180,28 +187,48 @@ func environment(env []string, tty bool) ([]string, error) {
 	var faults []error
 	for _, e := range env {
 		name, _, given := strings.Cut(e, "=")
-		if name == "" || strings.ContainsRune(e, 0) {
+		if err := passable(e); err != nil {
+			faults = append(faults, fmt.Errorf("-e %s: %w", strconv.QuoteToASCII(e), err))
+			continue
+		}
+		if name == "" {
 			faults = append(faults, fmt.Errorf("-e %q names no variable; write -e NAME=VALUE, or -e NAME to pass ours on", e))
 			continue
 		}
 		if given {
 			out = append(out, e)
 		} else if v, ok := os.LookupEnv(name); ok {
+			if err := passable(v); err != nil {
+				faults = append(faults, fmt.Errorf("-e %s: its value here: %w", name, err))
+				continue
+			}
 			out = append(out, name+"="+v)
 		}
 	}
 	named := slices.ContainsFunc(out, func(e string) bool { return strings.HasPrefix(e, "TERM=") })
-	if v := os.Getenv("TERM"); tty && v != "" && !named {
+	if v := os.Getenv("TERM"); tty && v != "" && !named && passable(v) == nil {
 		out = append(out, "TERM="+v)
 	}
 	return out, errors.Join(faults...)
+}
+
+// passable says whether s can be an argument or a variable in the guest. It
+// travels as JSON, which would change what is not UTF-8.
+func passable(s string) error {
+	switch {
+	case strings.ContainsRune(s, 0):
+		return errors.New("a zero byte cannot be passed on")
+	case !utf8.ValidString(s):
+		return errors.New("it is not UTF-8 and would arrive changed; pass such bytes through a file or standard input")
+	}
+	return nil
 }
 
 func parseTimeout(s string) (time.Duration, error) {
 	d, err := time.ParseDuration(s)
 	switch {
 	case err != nil:
-		return 0, errors.New("not a length of time; write 90s, 5m or 1h30m")
+		return 0, errors.New("not a length of time, or too long a one; write 90s, 5m or 1h30m")
 	case d <= 0:
 		return 0, errors.New("a timeout is longer than nothing; leave it out for none")
 	}
@@ -213,7 +240,7 @@ func parseTimeout(s string) (time.Duration, error) {
 func parseMemory(s string) (int, error) {
 	mb, err := cli.ParseMemMB(s)
 	if err == nil && mb < machine.MinMemMB {
-		err = fmt.Errorf("too little; a machine needs at least %d MiB", machine.MinMemMB)
+		err = fmt.Errorf("too little; a VM needs at least %d MiB", machine.MinMemMB)
 	}
 	return mb, err
 }

@@ -33,7 +33,7 @@ const ExitHelp = `Exit codes:
     2  the command line is wrong; nothing was started
   124  stopped by --timeout
   126  the program exists but cannot be run
-  127  no such program in the image
+  127  the program, its folder or its user is not in the guest
   141  whoever read the output went away`
 
 // Exit is an error that chooses its own exit code. An Exit without Err ends

@@ -3,6 +3,7 @@ package cli
 import (
 	"fmt"
 	"io"
+	"os"
 	"sync"
 	"time"
 
@@ -42,7 +43,7 @@ func NewProgress(w io.Writer, quiet, plain bool) *Progress {
 	if quiet {
 		return nil
 	}
-	p := &Progress{w: w, fancy: IsTerminal(w), plain: plain, delay: 700 * time.Millisecond}
+	p := &Progress{w: w, fancy: IsTerminal(w) && os.Getenv("TERM") != "dumb", plain: plain, delay: 700 * time.Millisecond}
 	if !p.fancy && !p.plain {
 		return nil
 	}

@@ -45,7 +45,10 @@ func lookHome(_ context.Context, o Options) Check {
 	if !info.IsDir() {
 		return fail(dir+" is not a folder", "there is nowhere to keep guest images and VMs", "move it away, or set WARREN_HOME")
 	}
-	if err := unix.Access(dir, unix.W_OK|unix.X_OK); err != nil {
+	switch err := unix.Access(dir, unix.W_OK|unix.X_OK); {
+	case errors.Is(err, unix.EROFS):
+		return fail(fmt.Sprintf("%s: %v", dir, err), "no VM's folder can be made", "set WARREN_HOME to a folder on a disk that can be written")
+	case err != nil:
 		return fail(fmt.Sprintf("%s: %v", dir, err), "no VM's folder can be made", "sudo chown -R $USER "+dir)
 	}
 	if st, is := info.Sys().(*syscall.Stat_t); is && int(st.Uid) != os.Getuid() {
@@ -136,7 +139,7 @@ func lookLeftOvers(ctx context.Context, o Options) Check {
 	}
 	if o.Repair {
 		swept, err := o.Home.Sweep(ctx)
-		if err != nil {
+		if err != nil && len(dead) > 0 {
 			return warn(err.Error(), "files of dead VMs take up space", "remove them by hand")
 		}
 		if n := len(swept.Removed); n > 0 {

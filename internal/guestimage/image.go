@@ -97,6 +97,10 @@ func current(home string) (string, error) {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return "", fmt.Errorf("%w in %s; build it: kosa8 image build", ErrNotBuilt, guestDir(home))
+	case errors.Is(err, fs.ErrPermission):
+		return "", fmt.Errorf("guest image: %w; set WARREN_HOME to a folder of yours", err)
+	case errors.Is(err, unix.ENOTDIR):
+		return "", fmt.Errorf("guest image: %w; set WARREN_HOME to a folder", err)
 	case err != nil:
 		return "", damaged("%s is not a link to a generation: %w", link, err)
 	}

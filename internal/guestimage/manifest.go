@@ -90,6 +90,9 @@ func readRegular(path string) ([]byte, error) {
 	if errors.Is(err, unix.ELOOP) {
 		return nil, manifestFault(path, ErrManifestNotRegular, "it is a symbolic link")
 	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, damaged("its manifest is gone: %w", err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("guest image manifest: %w", err)
 	}

@@ -21,8 +21,7 @@ const (
 const (
 	// MinMemMB is the least memory a guest boots with and has some left.
 	MinMemMB = 128
-	// MaxCPUs bounds virtual processors. More of them than the host has is
-	// allowed: they share.
+	// MaxCPUs bounds virtual processors.
 	MaxCPUs = 64
 	// DefaultBootTimeout is generous: a host that is busy building or testing
 	// boots a guest ten times slower than an idle one.
@@ -33,8 +32,8 @@ const (
 type Options struct {
 	// Home is where Warren keeps its state; empty is store.Home's choice.
 	Home string
-	// CPUs is the number of virtual processors, 1 to MaxCPUs; 0 is
-	// DefaultCPUs.
+	// CPUs is the number of virtual processors, from 1 to 8 or four for each
+	// that the host has, at most MaxCPUs; 0 is DefaultCPUs.
 	CPUs int
 	// MemMB is the guest's memory in MiB, from MinMemMB to what the host has;
 	// 0 is DefaultMemMB.
@@ -94,13 +93,13 @@ func (o Options) Check() error {
 	fault := func(format string, args ...any) {
 		faults = append(faults, fmt.Errorf(format, args...))
 	}
-	if o.CPUs < 1 || o.CPUs > MaxCPUs {
-		fault("%d CPUs are not possible; a machine has 1 to %d (this host has %d)", o.CPUs, MaxCPUs, runtime.NumCPU())
+	if most := mostCPUs(runtime.NumCPU()); o.CPUs < 1 || o.CPUs > most {
+		fault("%d CPUs are not possible; a VM on this host, which has %d, gets 1 to %d", max(o.CPUs, 0), runtime.NumCPU(), most)
 	}
 	host := HostMemMB()
 	switch {
 	case o.MemMB < MinMemMB:
-		fault("%d MiB of memory is too little; a machine needs at least %d MiB", o.MemMB, MinMemMB)
+		fault("%d MiB of memory is too little; a VM needs at least %d MiB", o.MemMB, MinMemMB)
 	case host > 0 && o.MemMB > host:
 		fault("%d MiB of memory is more than this host has (%d MiB); ask for less", o.MemMB, host)
 	}
@@ -117,6 +116,10 @@ func (o Options) Check() error {
 	}
 	return errors.Join(faults...)
 }
+
+// mostCPUs is how many processors a VM can have on a host with so many. They
+// may share, but dozens on one are dozens that never get anywhere.
+func mostCPUs(host int) int { return min(MaxCPUs, max(8, 4*host)) }
 
 // HostMemMB is the memory of the host in MiB, or 0 when it cannot be told.
 func HostMemMB() int {

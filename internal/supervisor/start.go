@@ -240,7 +240,7 @@ func (c *child) how() string {
 	if c.err != nil {
 		return c.err.Error()
 	}
-	return "it ended without an error"
+	return "it ended without an error; `kosa8 doctor` tells whether it is the right program"
 }
 
 // abort ends a supervisor whose VM is of no use.

@@ -124,7 +124,10 @@ func start(watch *stopwatch, con **console) (*machine, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &machine{console: *con, port: port, reaper: proc.NewReaper(), processors: newProcessors(processorDir), data: -1}
+	m := &machine{console: *con, port: port, reaper: proc.NewReaper(), data: -1}
+	if m.processors, err = newProcessors(processorDir); err != nil {
+		return nil, err
+	}
 	m.agent, err = guest.New(guest.Options{
 		ImageID:  imageID(),
 		System:   m,

@@ -2,8 +2,8 @@ package boot
 
 import (
 	"fmt"
+	"io/fs"
 	"os"
-	"path/filepath"
 	"strings"
 )
 
@@ -14,27 +14,33 @@ const processorDir = "/sys/devices/system/cpu"
 // kernel patches its own code, which an emulated processor can miss for ever
 // (docs/decisions/0007), and the others, 130 ms each, start beside the link.
 type processors struct {
-	dir  string
+	dir  *os.Root // a path would lead nowhere while Prepare moves /sys
 	done chan struct{}
 	err  error // valid once done is closed
 }
 
-func newProcessors(dir string) *processors {
-	return &processors{dir: dir, done: make(chan struct{})}
+// newProcessors opens dir, which must be where it is in the mount tree now.
+func newProcessors(dir string) (*processors, error) {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, err
+	}
+	return &processors{dir: root, done: make(chan struct{})}, nil
 }
 
 // bring starts them, one after the other. It is called once.
 func (p *processors) bring() {
 	defer close(p.done)
-	paths, err := filepath.Glob(filepath.Join(p.dir, "cpu[0-9]*", "online"))
+	defer p.dir.Close()
+	paths, err := fs.Glob(p.dir.FS(), "cpu[0-9]*/online")
 	if err != nil {
 		p.err = err
 		return
 	}
 	for _, path := range paths {
-		state, err := os.ReadFile(path)
+		state, err := p.dir.ReadFile(path)
 		if err == nil && strings.TrimSpace(string(state)) == "0" {
-			err = os.WriteFile(path, []byte("1"), 0)
+			err = p.dir.WriteFile(path, []byte("1"), 0)
 		}
 		if err != nil {
 			p.err = fmt.Errorf("start processor: %w", err)

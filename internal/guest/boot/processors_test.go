@@ -34,9 +34,34 @@ func processorFiles(t *testing.T, states ...string) (dir string, now func() stri
 	}
 }
 
+func open(t *testing.T, dir string) *processors {
+	t.Helper()
+	p, err := newProcessors(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func TestProcessorsAreStartedWhileTheirFolderMoves(t *testing.T) {
+	dir, _ := processorFiles(t, "", "0", "0")
+	p := open(t, dir)
+	moved := dir + "-moved"
+	if err := os.Rename(dir, moved); err != nil {
+		t.Fatal(err)
+	}
+	p.bring()
+	if err := p.wait(); err != nil {
+		t.Fatal(err)
+	}
+	if data, err := os.ReadFile(filepath.Join(moved, "cpu2", "online")); err != nil || strings.TrimSpace(string(data)) != "1" {
+		t.Errorf("%q, %v", data, err)
+	}
+}
+
 func TestProcessorsThatTheKernelLeftAreStarted(t *testing.T) {
 	dir, now := processorFiles(t, "", "0", "1", "0")
-	p := newProcessors(dir)
+	p := open(t, dir)
 	go p.bring()
 	if err := p.wait(); err != nil {
 		t.Fatal(err)
@@ -55,7 +80,7 @@ func TestProcessorThatCannotBeStartedIsAnError(t *testing.T) {
 	if err := os.Mkdir(online, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	p := newProcessors(dir)
+	p := open(t, dir)
 	p.bring()
 	if err := p.wait(); err == nil || !strings.Contains(err.Error(), "cpu1") {
 		t.Errorf("error %v", err)
