@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"runtime"
 	"strings"
 	"testing"
 )
@@ -13,6 +14,14 @@ func TestOptionsReportEveryFaultAtOnce(t *testing.T) {
 	for _, want := range []string{"-1 CPUs", "1 MiB of memory is too little", `host name "two words"`, `accelerator "warp"`, "boot timeout"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("no %q in %q", want, err)
+		}
+	}
+}
+
+func TestSmallHostsHaveNoGiantVMs(t *testing.T) {
+	for host, want := range map[int]int{1: 8, 2: 8, 4: 16, 16: MaxCPUs, 200: MaxCPUs} {
+		if got := mostCPUs(host); got != want {
+			t.Errorf("%d processors: %d, want %d", host, got, want)
 		}
 	}
 }
@@ -33,8 +42,8 @@ func TestOptionsBounds(t *testing.T) {
 		{"all of the host's memory", Options{MemMB: host}, host >= MinMemMB},
 		{"more than that", Options{MemMB: host + 1}, false},
 		{"one CPU", Options{CPUs: 1}, true},
-		{"most CPUs", Options{CPUs: MaxCPUs}, true},
-		{"one more", Options{CPUs: MaxCPUs + 1}, false},
+		{"most CPUs", Options{CPUs: mostCPUs(runtime.NumCPU())}, true},
+		{"one more", Options{CPUs: mostCPUs(runtime.NumCPU()) + 1}, false},
 		{"choose the accelerator", Options{Accel: "auto"}, true},
 		{"a name of 63 letters", Options{Hostname: strings.Repeat("a", 63)}, true},
 		{"a name of 64 letters", Options{Hostname: strings.Repeat("a", 64)}, false},
