@@ -94,7 +94,7 @@ func (o Options) Check() error {
 		faults = append(faults, fmt.Errorf(format, args...))
 	}
 	if most := mostCPUs(runtime.NumCPU()); o.CPUs < 1 || o.CPUs > most {
-		fault("%d CPUs are not possible; a VM on this host, which has %d, gets 1 to %d", max(o.CPUs, 0), runtime.NumCPU(), most)
+		fault("%d CPUs are not possible; a VM on this host, which has %d, gets 1 to %d", o.CPUs, runtime.NumCPU(), most)
 	}
 	host := HostMemMB()
 	switch {
