@@ -54,8 +54,8 @@ func runCommand(s streams, o *runOptions, env *[]string) *cobra.Command {
 		Long: `Run a program in a VM of its own that is gone when the program ends.
 
 Standard output, standard error and the exit code are the program's, byte for
-byte. Standard input is passed on with -i only. A first Ctrl-C goes to the
-program, a second ends the VM.
+byte. Standard input is passed on with -i only. A first Ctrl-C, SIGTERM or
+SIGHUP goes to the program, a second ends the VM.
 
 The only image so far is "base", Debian with the usual tools. The VM has no
 network. No shell is involved: use "sh -c" for one.
