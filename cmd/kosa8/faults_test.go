@@ -5,8 +5,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-
-	"golang.org/x/sys/unix"
 )
 
 // Whatever a guest does to itself, the command ends with a clear error or
@@ -65,14 +63,8 @@ func TestAConsoleFloodDisturbsNothing(t *testing.T) {
 }
 
 func TestAFullDiskOnTheHostIsNamedAndLeavesNothing(t *testing.T) {
-	home := vmHome(t)
-	if err := os.Mkdir(filepath.Join(home.Dir(), "vms"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	k := newKosa8(t, home, "run", "base", "true")
-	// A file system of a few pages, which only this command sees.
-	k.Path, k.Args = "/usr/bin/unshare", append([]string{"unshare", "--mount", "--map-root-user", "sh", "-c",
-		`mount -t tmpfs -o size=64k none "$WARREN_HOME/vms" && "$@"; code=$?; find "$WARREN_HOME/vms" -mindepth 1 -type d; exit $code`, "sh"}, k.Args...)
+	k := newKosa8(t, vmHome(t), "run", "base", "true")
+	k.onSmallDisk(t, "64k")
 	code := k.start(t).end(t)
 	if code != 1 || !strings.HasPrefix(k.errs.String(), "kosa8: ") || !strings.Contains(k.errs.String(), "no space left") {
 		t.Errorf("code %d, stderr %q, want 1 and a line about space", code, k.errs.String())
@@ -83,25 +75,29 @@ func TestAFullDiskOnTheHostIsNamedAndLeavesNothing(t *testing.T) {
 }
 
 func TestAFullHostDiskEndsTheRunWithItsReason(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("only root can mount a small disk")
-	}
-	home := vmHome(t)
-	if err := os.Mkdir(home.VMsDir(), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Mount("tmpfs", home.VMsDir(), "tmpfs", 0, "size=24m,mode=0700"); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := unix.Unmount(home.VMsDir(), unix.MNT_DETACH); err != nil {
-			t.Error(err)
-		}
-	})
-	k := newKosa8(t, home, "run", "base", "--", "sh", "-c", "dd if=/dev/urandom of=/root/x bs=1M count=100 conv=fsync; sleep 1000")
+	k := newKosa8(t, vmHome(t), "run", "base", "--", "sh", "-c", "dd if=/dev/urandom of=/root/x bs=1M count=100 conv=fsync; sleep 1000")
+	k.onSmallDisk(t, "24m")
 	code := k.start(t).end(t)
 	if errs := k.errs.String(); code != 1 || !strings.Contains(errs, "the host's disk is full") {
 		t.Errorf("code %d, stderr %q", code, errs)
 	}
-	wantNoVMs(t, home)
+	if k.out.Len() > 0 {
+		t.Errorf("left: %q", k.out.String())
+	}
+}
+
+// onSmallDisk makes the command keep its VMs on a file system of a size, which
+// only this command sees, and print afterwards what is left there.
+func (k *kosa8) onSmallDisk(t *testing.T, size string) {
+	t.Helper()
+	vms := filepath.Join(k.home.Dir(), "vms")
+	if err := os.Mkdir(vms, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	argv := []string{"unshare", "--mount"}
+	if os.Geteuid() != 0 {
+		argv = append(argv, "--map-current-user", "--keep-caps") // QEMU must not take us for root
+	}
+	k.Path, k.Args = "/usr/bin/unshare", append(append(argv, "sh", "-c",
+		`mount -t tmpfs -o mode=0700,size=`+size+` none "$WARREN_HOME/vms" && "$@"; code=$?; find "$WARREN_HOME/vms" -mindepth 1 -type d; exit $code`, "sh"), k.Args...)
 }

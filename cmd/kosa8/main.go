@@ -159,11 +159,14 @@ func count(to *int, standard int) *value {
 	}
 	v.set = func(s string) error {
 		n, err := strconv.Atoi(s)
-		if err == nil && n < 1 {
-			err = errors.New("too few; take 1 or more")
+		switch {
+		case err != nil:
+			return err
+		case n < 1:
+			return errors.New("too few; take 1 or more")
 		}
 		*to = n
-		return err
+		return nil
 	}
 	return v
 }

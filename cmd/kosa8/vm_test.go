@@ -71,12 +71,13 @@ func vmFolders(t *testing.T, home store.Home) []string {
 // kosa8 is one command under test. Its process is ended with the test.
 type kosa8 struct {
 	*exec.Cmd
+	home      store.Home
 	out, errs bytes.Buffer
 }
 
 func newKosa8(t *testing.T, home store.Home, args ...string) *kosa8 {
 	t.Helper()
-	k := &kosa8{Cmd: exec.Command(filepath.Join(bin, "kosa8"), args...)}
+	k := &kosa8{Cmd: exec.Command(filepath.Join(bin, "kosa8"), args...), home: home}
 	k.Env = append(os.Environ(), "WARREN_HOME="+home.Dir(), "PATH="+bin+":"+os.Getenv("PATH"))
 	k.Stdout, k.Stderr = &k.out, &k.errs
 	k.WaitDelay = 10 * time.Second

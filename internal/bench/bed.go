@@ -84,14 +84,14 @@ func (b *bed) plain(ctx context.Context, m *machine.Machine) (plain, error) {
 // initramfs. The flags of the processor and the parameters of the kernel that
 // make a guest quicker are what Warren knows, and not in the floor.
 func (b *bed) byTheBook() plain {
-	p := plain{
-		QEMU: b.qemu, CPUs: b.o.CPUs, MemMB: b.o.MemMB, Accel: []string{"-accel", b.o.Accel, "-cpu", "max"},
+	cpu := "max"
+	if b.o.Accel == string(vm.KVM) {
+		cpu = "host"
+	}
+	return plain{
+		QEMU: b.qemu, CPUs: b.o.CPUs, MemMB: b.o.MemMB, Accel: []string{"-accel", b.o.Accel, "-cpu", cpu},
 		Kernel: b.image.Kernel, Initramfs: b.image.Initramfs, Cmdline: "console=ttyS0 quiet panic=-1",
 	}
-	if b.o.Accel == string(vm.KVM) {
-		p.Accel[3] = "host"
-	}
-	return p
 }
 
 // closeMachine ends a machine whatever ended the run.

@@ -115,8 +115,8 @@ func (p *bootPair) floor(ctx context.Context, count int) ([]float64, error) {
 	return out, nil
 }
 
-// A plain QEMU with several emulated processors hangs for ever in one boot of
-// some hundred (docs/decisions/0007). Such a boot is made again and not
+// A plain QEMU with several emulated processors can hang for ever
+// (docs/decisions/0007). Such a boot is made again and not
 // counted: that favours the floor.
 const (
 	hangs   = time.Minute

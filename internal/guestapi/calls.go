@@ -103,6 +103,11 @@ type HelloInfo struct {
 	UptimeMS int64 `json:"uptime_ms"`
 }
 
+// MachineIDFile is where Prepare writes the machine id: in memory, so that a
+// new one costs no write to a disk. The root disk's /etc/machine-id is a link
+// to it.
+const MachineIDFile = "/run/warren/machine-id"
+
 // PrepareRequest is the identity of a VM.
 type PrepareRequest struct {
 	Hostname string `json:"hostname"`

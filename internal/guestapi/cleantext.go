@@ -65,8 +65,11 @@ func CleanTail(b []byte, max int) string {
 	return strings.TrimSpace(CleanText(string(b)))
 }
 
+// CleanLineTail is CleanTail on one line, see CleanLine.
+func CleanLineTail(b []byte, max int) string { return oneLine(CleanTail(b, max)) }
+
 // CleanLine is CleanText on one line, for the inside of a sentence: runs of
 // white space become one space.
-func CleanLine(s string) string {
-	return strings.Join(strings.Fields(CleanText(s)), " ")
-}
+func CleanLine(s string) string { return oneLine(CleanText(s)) }
+
+func oneLine(clean string) string { return strings.Join(strings.Fields(clean), " ") }

@@ -71,4 +71,7 @@ func TestALineStaysOne(t *testing.T) {
 	if got := CleanLine(" a\r\n\tb  c \n"); got != "a b c" {
 		t.Errorf("got %q", got)
 	}
+	if got := CleanLineTail([]byte("old a\r\n\tb  \x1bc \n"), 11); got != "a b ?c" {
+		t.Errorf("newest bytes: got %q", got)
+	}
 }

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/warren-vm/warren/internal/guestimage/digest"
+	"github.com/warren-vm/warren/internal/store"
 )
 
 // Names of the files in a generation.
@@ -97,10 +98,8 @@ func current(home string) (string, error) {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return "", fmt.Errorf("%w in %s; build it: kosa8 image build", ErrNotBuilt, guestDir(home))
-	case errors.Is(err, fs.ErrPermission):
-		return "", fmt.Errorf("guest image: %w; set WARREN_HOME to a folder of yours", err)
-	case errors.Is(err, unix.ENOTDIR):
-		return "", fmt.Errorf("guest image: %w; set WARREN_HOME to a folder", err)
+	case errors.Is(err, fs.ErrPermission), errors.Is(err, unix.ENOTDIR):
+		return "", store.WithRemedy(fmt.Errorf("guest image: %w", err))
 	case err != nil:
 		return "", damaged("%s is not a link to a generation: %w", link, err)
 	}

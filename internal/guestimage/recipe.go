@@ -79,7 +79,7 @@ func recipe(rel debian.Release) string {
 }
 
 // dataFolders makes what the agent puts over the root disk. It would make them
-// itself, at 20 ms for an emulated guest's first writes to a new disk.
+// itself, at 20 to 30 ms for an emulated guest's first writes to a new disk.
 const dataFolders = `set_current_time 20010909014640
 mkdir upper
 mkdir work

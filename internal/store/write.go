@@ -94,6 +94,8 @@ func WithRemedy(err error) error {
 		return &remedied{err, "your disk quota is used up: free some space, or set WARREN_HOME to a folder on another disk"}
 	case errors.Is(err, syscall.EROFS):
 		return &remedied{err, "set WARREN_HOME to a folder on a disk that can be written"}
+	case errors.Is(err, syscall.ENOTDIR):
+		return &remedied{err, "set WARREN_HOME to a folder"}
 	case errors.Is(err, fs.ErrPermission):
 		return &remedied{err, "make the folder yours, or set WARREN_HOME to one that is"}
 	}

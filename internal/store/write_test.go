@@ -50,6 +50,7 @@ func TestErrorsOfTheDiskSayWhatToDo(t *testing.T) {
 		{syscall.EDQUOT, "your disk quota is used up"},
 		{syscall.EROFS, "can be written"},
 		{syscall.EACCES, "make the folder yours"},
+		{syscall.ENOTDIR, "set WARREN_HOME to a folder"},
 	} {
 		err := WithRemedy(WithRemedy(&os.PathError{Op: "write", Path: "/f", Err: row.errno}))
 		if !errors.Is(err, row.errno) || strings.Count(err.Error(), row.want) != 1 {

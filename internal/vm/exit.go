@@ -69,7 +69,7 @@ func (e ExitInfo) String() string {
 // lastWords is the last line of stderr, where QEMU says what was wrong.
 func (e ExitInfo) lastWords() string {
 	lines := strings.Split(e.Stderr, "\n")
-	if last := guestapi.CleanLine(guestapi.CleanTail([]byte(lines[len(lines)-1]), 300)); last != "" {
+	if last := guestapi.CleanLineTail([]byte(lines[len(lines)-1]), 300); last != "" {
 		return ": " + last
 	}
 	return ""
@@ -77,12 +77,11 @@ func (e ExitInfo) lastWords() string {
 
 // ending is what was seen of a VM's end.
 type ending struct {
-	state       *os.ProcessState
-	stderr      []byte
-	events      []qmp.Event
-	stopping    bool // Stop was called
-	monitorLost bool // we killed it for that
-	diskFull    bool // or for that
+	state     *os.ProcessState
+	stderr    []byte
+	events    []qmp.Event
+	stopping  bool   // Stop was called
+	killedFor Reason // why we killed it, without Stop
 }
 
 func (e ending) info() ExitInfo {
@@ -99,10 +98,8 @@ func (e ending) info() ExitInfo {
 
 func (e ending) reason(info ExitInfo) Reason {
 	switch {
-	case e.monitorLost:
-		return MonitorLost
-	case e.diskFull:
-		return DiskFull
+	case e.killedFor != "":
+		return e.killedFor
 	case info.Signal != 0 && e.stopping:
 		return HostQuit
 	case info.Signal != 0:

@@ -16,6 +16,13 @@ import (
 // room: the guest would lose what it wrote, and nobody would tell its user.
 func (v *VM) watch() {
 	e := ending{}
+	kill := func(why Reason) {
+		if !v.stopping.Load() {
+			e.killedFor = why
+		}
+		v.process.Signal(syscall.SIGKILL)
+		<-v.process.Done()
+	}
 	full := make(chan struct{})
 	go func() {
 		for event := range v.diskErrors.Events() {
@@ -28,14 +35,10 @@ func (v *VM) watch() {
 	select {
 	case <-v.process.Done():
 	case <-full:
-		e.diskFull = !v.stopping.Load()
-		v.process.Signal(syscall.SIGKILL)
-		<-v.process.Done()
+		kill(DiskFull)
 	case <-v.qmp.Done():
 		if !errors.Is(v.qmp.Err(), qmp.ErrGone) || !v.processEnds(monitorGrace) {
-			e.monitorLost = !v.stopping.Load()
-			v.process.Signal(syscall.SIGKILL)
-			<-v.process.Done()
+			kill(MonitorLost)
 		}
 	}
 	// What QEMU said last is still in the sockets, which end with it.

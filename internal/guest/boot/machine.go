@@ -88,16 +88,16 @@ func identify(req guestapi.PrepareRequest) error {
 	if err := unix.Sethostname([]byte(req.Hostname)); err != nil {
 		return os.NewSyscallError("set hostname", err)
 	}
-	if err := os.MkdirAll("/run/warren", 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Dir(guestapi.MachineIDFile), 0o755); err != nil {
 		return err
 	}
 	id := []byte(req.MachineID + "\n")
-	if err := writeWhole("/run/warren/machine-id", id); err != nil {
+	if err := writeWhole(guestapi.MachineIDFile, id); err != nil {
 		return err
 	}
 	// On our root disk it is a link to the file above, but a program may have
 	// replaced it before it was copied with its machine.
-	if target, err := os.Readlink("/etc/machine-id"); err != nil || target != "/run/warren/machine-id" {
+	if target, err := os.Readlink("/etc/machine-id"); err != nil || target != guestapi.MachineIDFile {
 		if err := writeWhole("/etc/machine-id", id); err != nil {
 			return err
 		}

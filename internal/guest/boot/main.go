@@ -96,8 +96,13 @@ func start(watch *stopwatch, con **console) (*machine, error) {
 	guardSignals()
 	watch.lap("mounts")
 	// It waits for the kernel more than it computes.
-	limited := make(chan setUpResult, 1)
-	go func() { limited <- setUp() }()
+	var cgroup int
+	limited := make(chan error, 1)
+	go func() {
+		var err error
+		cgroup, err = setUp()
+		limited <- err
+	}()
 	root, others, err := moduleOrder(moduleDir)
 	if err != nil {
 		return nil, err
@@ -115,9 +120,8 @@ func start(watch *stopwatch, con **console) (*machine, error) {
 		return nil, err
 	}
 	watch.lap("modules")
-	set := <-limited
-	if set.err != nil {
-		return nil, set.err
+	if err := <-limited; err != nil {
+		return nil, err
 	}
 	watch.lap("limits")
 	port, err := findPort()
@@ -133,28 +137,22 @@ func start(watch *stopwatch, con **console) (*machine, error) {
 		System:   m,
 		Reaper:   m.reaper,
 		Accounts: proc.NewAccounts("/etc"),
-		Cgroup:   set.cgroup,
+		Cgroup:   cgroup,
 		Log:      (*con).line,
 	})
 	watch.lap("agent")
 	return m, err
 }
 
-type setUpResult struct {
-	cgroup int // for programs
-	err    error
-}
-
-// setUp does what needs no device.
-func setUp() setUpResult {
+// setUp does what needs no device, and returns the cgroup for programs.
+func setUp() (cgroup int, err error) {
 	if err := limits(); err != nil {
-		return setUpResult{err: err}
+		return 0, err
 	}
 	if err := loopbackUp(); err != nil {
-		return setUpResult{err: err}
+		return 0, err
 	}
-	cgroup, err := makeCgroup()
-	return setUpResult{cgroup, err}
+	return makeCgroup()
 }
 
 // serve answers the host for ever. The port fails for good only when the

@@ -15,9 +15,9 @@ var hot = []string{
 	"usr/bin/env",
 }
 
-// prefetch reads hot into the page cache, on a processor that has nothing to
-// do while the drivers are loaded on another. It is a favour: what cannot be
-// read is left to its first reader.
+// prefetch reads hot into the page cache while the drivers are loaded: the
+// host's answers come meanwhile. It is a favour: what cannot be read is left
+// to its first reader.
 func prefetch() {
 	for _, pattern := range hot {
 		paths, _ := filepath.Glob(filepath.Join(rootDisk, pattern)) // the patterns are well formed

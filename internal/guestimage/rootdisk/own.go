@@ -3,6 +3,8 @@ package rootdisk
 import (
 	"archive/tar"
 	"strings"
+
+	"github.com/warren-vm/warren/internal/guestapi"
 )
 
 // agentID is the user and group of the one ordinary user.
@@ -70,10 +72,6 @@ var files = []struct{ name, content string }{
 	{"etc/dpkg/dpkg.cfg.d/warren", strings.Join(exclude, "\n") + "\n"},
 }
 
-// machineID is where the agent writes each VM's: in memory, so that a new one
-// costs no write to a disk.
-const machineID = "/run/warren/machine-id"
-
 // own adds what is ours.
 func (w *writer) own() error {
 	for _, d := range folders {
@@ -86,7 +84,7 @@ func (w *writer) own() error {
 			return err
 		}
 	}
-	if err := w.header(tar.Header{Typeflag: tar.TypeSymlink, Name: "etc/machine-id", Linkname: machineID, Mode: 0o777, ModTime: w.newest}); err != nil {
+	if err := w.header(tar.Header{Typeflag: tar.TypeSymlink, Name: "etc/machine-id", Linkname: guestapi.MachineIDFile, Mode: 0o777, ModTime: w.newest}); err != nil {
 		return err
 	}
 	for _, f := range []string{".bashrc", ".profile"} {

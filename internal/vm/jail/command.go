@@ -235,7 +235,7 @@ func handshake(ctx context.Context, control *os.File, command []byte) error {
 	}
 	var f fault
 	if json.Unmarshal(said, &f) != nil {
-		return fmt.Errorf("jail: %s", guestapi.CleanLine(guestapi.CleanTail(said, 512)))
+		return fmt.Errorf("jail: %s", guestapi.CleanLineTail(said, 512))
 	}
 	return f.explain()
 }

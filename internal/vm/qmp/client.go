@@ -120,7 +120,7 @@ func (c *Client) DoWithFiles(ctx context.Context, command string, args, result a
 		return nil
 	}
 	if err := json.Unmarshal(answer.ret, result); err != nil {
-		return fmt.Errorf("%s: answer of QEMU: %s", command, guestapi.CleanLine(guestapi.CleanTail([]byte(err.Error()), maxText)))
+		return fmt.Errorf("%s: answer of QEMU: %s", command, guestapi.CleanLineTail([]byte(err.Error()), maxText))
 	}
 	return nil
 }
@@ -271,7 +271,7 @@ func (c *Client) readAll(r *bufio.Reader, greeted chan<- Version) error {
 		}
 		m, err := decode(line)
 		if err != nil {
-			return errors.New(guestapi.CleanLine(guestapi.CleanTail([]byte(err.Error()), maxText)))
+			return errors.New(guestapi.CleanLineTail([]byte(err.Error()), maxText))
 		}
 		switch {
 		case m.greeting != nil:

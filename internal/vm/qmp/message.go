@@ -94,7 +94,7 @@ func decode(line []byte) (message, error) {
 			return message{}, errors.New("greeting without a version")
 		}
 		q := raw.QMP.Version.QEMU
-		m.greeting = &Version{q.Major, q.Minor, q.Micro, guestapi.CleanLine(guestapi.CleanTail([]byte(raw.QMP.Version.Package), 128))}
+		m.greeting = &Version{q.Major, q.Minor, q.Micro, guestapi.CleanLineTail([]byte(raw.QMP.Version.Package), 128)}
 	}
 	if raw.Event != nil {
 		kinds++
@@ -108,8 +108,8 @@ func decode(line []byte) (message, error) {
 	if raw.Error != nil {
 		kinds++
 		m.err = &Error{
-			Class: guestapi.CleanLine(guestapi.CleanTail([]byte(raw.Error.Class), 64)),
-			Desc:  guestapi.CleanLine(guestapi.CleanTail([]byte(raw.Error.Desc), maxText)),
+			Class: guestapi.CleanLineTail([]byte(raw.Error.Class), 64),
+			Desc:  guestapi.CleanLineTail([]byte(raw.Error.Desc), maxText),
 		}
 	}
 	if raw.ID != nil {
