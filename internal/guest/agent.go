@@ -19,11 +19,24 @@ import (
 type System interface {
 	// Prepare gives the machine its identity and its disk. It is called at
 	// most once; after an error the agent runs nothing, for ever.
-	Prepare(req guestapi.PrepareRequest) (guestapi.PrepareInfo, error)
+	Prepare(id guestapi.Identity) (guestapi.PrepareInfo, error)
 	// SetClock sets the wall clock.
 	SetClock(t time.Time) error
-	// Shutdown stops every process, syncs and powers off. It does not return
-	// on a real machine.
+	// Freeze stops every program and says whether they have stopped yet; see
+	// guestapi.FreezeInfo. No start of a program is under way, and none follows
+	// until Thaw or Renew succeeded. It may be repeated. After an error what
+	// ran before runs on.
+	Freeze() (guestapi.FreezeInfo, error)
+	// Thaw lets the programs run on, if they do not already. After an error
+	// they are frozen and it may be called again.
+	Thaw() error
+	// Renew gives a frozen copy its own identity, runs the hooks and then
+	// thaws. After an error, or a panic, the programs are frozen and the agent
+	// calls neither Thaw nor Renew again.
+	Renew(id guestapi.Identity) (guestapi.RenewInfo, error)
+	// Shutdown stops every process, syncs and powers off. Frozen programs are
+	// killed as they are: they must not run again, not even to hear of it. It
+	// does not return on a real machine.
 	Shutdown()
 	// OOMKilled tells whether the kernel killed the process for want of memory.
 	// It is asked only about processes that ended by SIGKILL.
@@ -52,7 +65,8 @@ type Agent struct {
 	http *http.Server
 
 	state     atomic.Int32
-	preparing sync.Mutex
+	changing  sync.Mutex // held by Prepare, Freeze, Thaw and Renew
+	gate      gate       // shut: the guest is frozen
 	goingDown sync.Once
 	routes    map[string]http.HandlerFunc
 
@@ -61,7 +75,8 @@ type Agent struct {
 	floors semaphore // SpawnTime
 }
 
-// The states of an agent: idle, then prepared or broken, and so it stays.
+// The states of an agent: idle, then prepared or broken. Broken is for ever;
+// a prepared agent becomes so when it is a copy that could not be renewed.
 const (
 	stateIdle = iota
 	statePrepared
@@ -112,6 +127,9 @@ func (a *Agent) Handler() http.Handler {
 	a.routes = make(map[string]http.HandlerFunc)
 	on(a, guestapi.Hello, anytime, a.hello)
 	on(a, guestapi.Prepare, anytime, a.prepare)
+	on(a, guestapi.Freeze, prepared, a.freeze)
+	on(a, guestapi.Thaw, prepared, a.thaw)
+	on(a, guestapi.Renew, prepared, a.renew)
 	on(a, guestapi.SetClock, prepared, a.setClock)
 	on(a, guestapi.Signal, prepared, a.signal)
 	on(a, guestapi.Resize, prepared, a.resize)
@@ -145,18 +163,18 @@ func (a *Agent) ready() error {
 	case statePrepared:
 		return nil
 	case stateBroken:
-		return refuse(guestapi.CodeNotPrepared, "preparing this guest failed; it runs nothing, start a new one")
+		return refuse(guestapi.CodeNotPrepared, "this guest could not be given an identity of its own; it runs nothing, start a new one")
 	default:
 		return refuse(guestapi.CodeNotPrepared, "the guest is not prepared yet")
 	}
 }
 
 func (a *Agent) prepare(_ context.Context, req guestapi.PrepareRequest) (info guestapi.PrepareInfo, err error) {
-	if err := checkPrepare(req); err != nil {
+	if err := checkIdentity(req); err != nil {
 		return info, err
 	}
-	a.preparing.Lock()
-	defer a.preparing.Unlock()
+	a.changing.Lock()
+	defer a.changing.Unlock()
 	switch a.state.Load() {
 	case statePrepared:
 		return info, refuse(guestapi.CodeConflict, "the guest is prepared already")
@@ -174,15 +192,15 @@ func (a *Agent) prepare(_ context.Context, req guestapi.PrepareRequest) (info gu
 	return info, nil
 }
 
-func checkPrepare(req guestapi.PrepareRequest) error {
+func checkIdentity(id guestapi.Identity) error {
 	switch {
-	case !validHostname(req.Hostname):
-		return refuse(guestapi.CodeBadRequest, "hostname %q is not 1 to 63 of a-z, 0-9 and inner dashes", req.Hostname)
-	case !validMachineID(req.MachineID):
+	case !validHostname(id.Hostname):
+		return refuse(guestapi.CodeBadRequest, "hostname %q is not 1 to 63 of a-z, 0-9 and inner dashes", id.Hostname)
+	case !validMachineID(id.MachineID):
 		return refuse(guestapi.CodeBadRequest, "machine id is not 32 lower-case hex digits")
-	case len(req.Entropy) < 32 || len(req.Entropy) > 4096:
-		return refuse(guestapi.CodeBadRequest, "%d bytes of entropy, not 32 to 4096", len(req.Entropy))
-	case req.UnixNano <= 0:
+	case len(id.Entropy) < 32 || len(id.Entropy) > 4096:
+		return refuse(guestapi.CodeBadRequest, "%d bytes of entropy, not 32 to 4096", len(id.Entropy))
+	case id.UnixNano <= 0:
 		return refuse(guestapi.CodeBadRequest, "clock is not after 1970")
 	}
 	return nil

@@ -16,6 +16,12 @@
 // later, with everything in its session. One that floods its output waits
 // for the host to read; timeouts and signals go on working meanwhile.
 //
+// A guest that is captured is frozen first: the agent lets no program start and
+// has System stop those that run. A copy wakes up in that state, in an agent
+// that remembers it, and is renewed before anything in it runs again; the
+// story is guestapi's. An agent that was told to renew and could not is broken
+// for ever and its programs stay frozen, so that a twin never runs.
+//
 // The agent is PID 1 and must not die: handlers and goroutines recover, every
 // request has limits, and descriptors are budgeted (see budget). Nothing here
 // touches the machine as such; that is System, which package boot

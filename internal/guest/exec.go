@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/warren-vm/warren/internal/guest/proc"
 	"github.com/warren-vm/warren/internal/guestapi"
 )
 
@@ -119,14 +120,8 @@ func (a *Agent) start(conn net.Conn, body []byte) (*run, error) {
 	}
 	program, err := r.open(command.User)
 	if err == nil {
-		attr := command.Attr(program.files[:], req.TTY)
-		if a.opt.Cgroup != 0 {
-			attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, a.opt.Cgroup
-		}
-		p, startErr := a.opt.Reaper.Start(command.Path, command.Argv, attr)
-		if startErr != nil {
-			err = command.Explain(startErr)
-		} else {
+		var p *proc.Process
+		if p, err = a.launch(command, program.files[:], req.TTY); err == nil {
 			a.runs.mu.Lock()
 			r.process = p
 			a.runs.mu.Unlock()
@@ -236,13 +231,9 @@ func (a *Agent) spawnTime(ctx context.Context, req guestapi.SpawnTimeRequest) (i
 		if err != nil {
 			return info, err
 		}
-		attr := command.Attr([]uintptr{null, null, null}, false)
-		if a.opt.Cgroup != 0 {
-			attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, a.opt.Cgroup
-		}
-		p, err := a.opt.Reaper.Start(command.Path, command.Argv, attr)
+		p, err := a.launch(command, []uintptr{null, null, null}, false)
 		if err != nil {
-			return info, command.Explain(err)
+			return info, err
 		}
 		select {
 		case <-p.Done():

@@ -13,6 +13,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -47,14 +48,64 @@ type fakeSystem struct {
 	shutdowns  atomic.Int32
 	oomAsked   atomic.Int32
 	oom        atomic.Bool
+
+	mu     sync.Mutex
+	told   []string         // the deeds of a snapshot, in order
+	failOn map[string]error // what such a deed gives; a nil error panics
 }
 
-func (s *fakeSystem) Prepare(guestapi.PrepareRequest) (guestapi.PrepareInfo, error) {
+// do notes a deed and fails if it shall.
+func (s *fakeSystem) do(deed string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.told = append(s.told, deed)
+	err, fails := s.failOn[deed]
+	if fails && err == nil {
+		panic("a fault in " + deed)
+	}
+	return err
+}
+
+func (s *fakeSystem) fail(deed string, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.failOn = map[string]error{deed: err}
+}
+
+func (s *fakeSystem) succeed() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.failOn = nil
+}
+
+// deeds is what was done since it was last asked.
+func (s *fakeSystem) deeds() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	told := strings.Join(s.told, " ")
+	s.told = nil
+	return told
+}
+
+func (s *fakeSystem) Freeze() (guestapi.FreezeInfo, error) {
+	return guestapi.FreezeInfo{Frozen: true, SettledUS: 7}, s.do("freeze")
+}
+
+func (s *fakeSystem) Thaw() error { return s.do("thaw") }
+
+func (s *fakeSystem) Renew(id guestapi.Identity) (guestapi.RenewInfo, error) {
+	return guestapi.RenewInfo{
+		PhasesUS: map[string]int64{"all": 1},
+		Hooks:    []guestapi.HookResult{{Name: "10-keys", Code: 3}},
+	}, s.do("renew:" + id.Hostname)
+}
+
+func (s *fakeSystem) Prepare(guestapi.Identity) (guestapi.PrepareInfo, error) {
 	s.prepares.Add(1)
 	return guestapi.PrepareInfo{PhasesUS: map[string]int64{"all": 1}}, s.prepareErr
 }
 
-func (s *fakeSystem) SetClock(t time.Time) error { s.clock.Store(t.UnixNano()); return nil }
+func (s *fakeSystem) SetClock(t time.Time) error { s.clock.Store(t.UnixNano()); return s.do("clock") }
 func (s *fakeSystem) Shutdown()                  { s.shutdowns.Add(1) }
 func (s *fakeSystem) OOMKilled(int) bool         { s.oomAsked.Add(1); return s.oom.Load() }
 
@@ -179,21 +230,27 @@ func (h *host) exec(req guestapi.ExecRequest) (*talk, error) {
 	if req.Dir == "" {
 		req.Dir = "/"
 	}
-	body, err := json.Marshal(req)
-	ok(h.t, err)
 	conn, err := net.Dial("unix", h.addr)
 	ok(h.t, err)
-	h.t.Cleanup(func() { conn.Close() })
+	return converse(h.t, conn, req)
+}
+
+// converse starts a run on conn, which it takes over.
+func converse(t *testing.T, conn net.Conn, req guestapi.ExecRequest) (*talk, error) {
+	t.Helper()
+	body, err := json.Marshal(req)
+	ok(t, err)
+	t.Cleanup(func() { conn.Close() })
 	fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: guest\r\nConnection: Upgrade\r\nUpgrade: %s\r\nContent-Length: %d\r\n\r\n%s",
 		guestapi.ExecPath, guestapi.ExecUpgrade, len(body), body)
 	br := bufio.NewReader(conn)
 	resp, err := http.ReadResponse(br, nil)
-	ok(h.t, err)
+	ok(t, err)
 	if resp.StatusCode != http.StatusSwitchingProtocols {
 		defer conn.Close()
 		return nil, readError(resp)
 	}
-	return &talk{t: h.t, id: req.ID, conn: conn, r: br}, nil
+	return &talk{t: t, id: req.ID, conn: conn, r: br}, nil
 }
 
 // start is exec for a run that must start.

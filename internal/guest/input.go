@@ -27,7 +27,10 @@ const inputSize = 64 << 10
 var inputBuffers = sync.Pool{New: func() any { return new([inputSize]byte) }}
 
 // feed gives the program what the frames on r carry, until the last frame,
-// the end of r or a frame that is none. Frames are passed on in pieces as
+// the end of r or a frame that is none. However it ends, the program then sees
+// the end of its input, also when the host has gone or, in a copy, was another:
+// nobody can send the rest any more, and a program that waited for it would
+// wait for ever. It runs on. Frames are passed on in pieces as
 // they come, which saves gathering them. What a program does not read any
 // more is dropped: the host must not wait for it.
 func (in *input) feed(r io.Reader) {

@@ -19,6 +19,7 @@ func (a *Agent) hello(context.Context, guestapi.Empty) (guestapi.HelloInfo, erro
 		ImageID:  a.opt.ImageID,
 		Kernel:   kernelRelease(),
 		Prepared: a.state.Load() == statePrepared,
+		Frozen:   a.gate.frozen(),
 		UptimeMS: uptime().Milliseconds(),
 	}, nil
 }

@@ -4,7 +4,7 @@ import "time"
 
 // Protocol is the version of this package's calls. Host and guest image must
 // agree on it exactly; the image's manifest carries it.
-const Protocol = 4
+const Protocol = 5
 
 // Call names one request with a JSON document in both directions.
 type Call[Req, Resp any] struct {
@@ -29,6 +29,13 @@ var (
 	// Until it has succeeded every call that runs something or touches files
 	// is refused with CodeNotPrepared.
 	Prepare = Call[PrepareRequest, PrepareInfo]{"/v1/prepare", 64 * kib, 64 * kib, 20 * time.Second}
+
+	// Freeze stops every program before the host captures the guest, Thaw lets
+	// them run on, and Renew makes a restored copy one of its own before it
+	// does so; snapshot.go tells the story. All three need a prepared guest.
+	Freeze = Call[Empty, FreezeInfo]{"/v1/freeze", 4 * kib, 4 * kib, 5 * time.Second}
+	Thaw   = Call[ThawRequest, Empty]{"/v1/thaw", 4 * kib, 4 * kib, 5 * time.Second}
+	Renew  = Call[RenewRequest, RenewInfo]{"/v1/renew", 64 * kib, 64 * kib, 20 * time.Second}
 
 	// SetClock sets the wall clock.
 	SetClock = Call[SetClockRequest, Empty]{"/v1/clock", 4 * kib, 4 * kib, 5 * time.Second}
@@ -97,34 +104,15 @@ type HelloInfo struct {
 	// ImageID is the id of the guest image the agent was built into.
 	ImageID string `json:"image_id"`
 	Kernel  string `json:"kernel"`
-	// Prepared is true once Prepare succeeded in this life of the guest.
+	// Prepared is true once Prepare succeeded in this life of the guest, and
+	// false again for ever when a Renew failed.
 	Prepared bool `json:"prepared"`
+	// Frozen is true between Freeze and Thaw or Renew. A copy of a frozen guest
+	// is frozen. Left out when false, so that a host of an older protocol
+	// reads far enough to see which one this is.
+	Frozen bool `json:"frozen,omitempty"`
 	// UptimeMS is the time since the kernel started.
 	UptimeMS int64 `json:"uptime_ms"`
-}
-
-// MachineIDFile is where Prepare writes the machine id: in memory, so that a
-// new one costs no write to a disk. The root disk's /etc/machine-id is a link
-// to it.
-const MachineIDFile = "/run/warren/machine-id"
-
-// PrepareRequest is the identity of a VM.
-type PrepareRequest struct {
-	Hostname string `json:"hostname"`
-	// MachineID is 32 lower-case hex digits.
-	MachineID string `json:"machine_id"`
-	// Generation is different for every copy of a VM; /run/warren/generation
-	// shows it to programs that want to know.
-	Generation uint64 `json:"generation"`
-	// Entropy is at least 32 bytes from the host's generator.
-	Entropy []byte `json:"entropy"`
-	// UnixNano is the host's wall clock at the moment of sending.
-	UnixNano int64 `json:"unix_nano"`
-}
-
-// PrepareInfo says what Prepare spent its time on, in microseconds.
-type PrepareInfo struct {
-	PhasesUS map[string]int64 `json:"phases_us"`
 }
 
 // SetClockRequest sets the wall clock.

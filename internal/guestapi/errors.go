@@ -15,8 +15,8 @@ const (
 	CodeBadRequest    Code = "bad_request"    // 400: malformed or out of range
 	CodeNotFound      Code = "not_found"      // 404: no such file, program, user or exec
 	CodeNotExecutable Code = "not_executable" // 403: exists but cannot be run
-	CodeNotPrepared   Code = "not_prepared"   // 409: before Prepare
-	CodeConflict      Code = "conflict"       // 409: exec id in use, prepared twice
+	CodeNotPrepared   Code = "not_prepared"   // 409: before Prepare, or after it or Renew failed
+	CodeConflict      Code = "conflict"       // 409: exec id in use, prepared twice, frozen or not frozen
 	CodeTooMany       Code = "too_many"       // 429: more runs than the agent keeps
 	CodeNoSpace       Code = "no_space"       // 507: disk full in the guest
 	CodeInternal      Code = "internal"       // 500: anything else

@@ -16,8 +16,8 @@ import (
 
 	"github.com/warren-vm/warren/internal/guestapi"
 	"github.com/warren-vm/warren/internal/guestimage/debian"
-	"github.com/warren-vm/warren/internal/guestimage/digest"
 	"github.com/warren-vm/warren/internal/guestimage/tool"
+	"github.com/warren-vm/warren/internal/store/digest"
 )
 
 // Options say what to build where.

@@ -12,8 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/warren-vm/warren/internal/guestimage/digest"
 	"github.com/warren-vm/warren/internal/store"
+	"github.com/warren-vm/warren/internal/store/digest"
 )
 
 // Names of the files in a generation.

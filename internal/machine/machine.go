@@ -2,13 +2,11 @@ package machine
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"time"
 
 	"github.com/warren-vm/warren/internal/store"
 	"github.com/warren-vm/warren/internal/supervisor"
-	"github.com/warren-vm/warren/internal/supervisor/control"
 )
 
 // Machine is one VM ready for use. The embedded client runs programs, moves
@@ -22,6 +20,8 @@ type Machine struct {
 
 	id      string
 	dir     string
+	home    store.Home
+	options Options // with defaults
 	phases  []Phase
 	release func() // of the guest image
 }
@@ -32,58 +32,22 @@ type Phase struct {
 	Took time.Duration
 }
 
-// Boot starts a machine and returns when programs can run in it.
+// Boot starts a machine from nothing and returns when programs can run in it.
+// It takes seconds, and the machine cannot be snapshotted: Create is for users,
+// Boot for what they are compared with.
 //
 // The image, the accelerator and the supervisor are looked for side by side;
 // what is wrong with several of them is reported at once. When Boot returns
 // an error, also that of ctx, nothing of the machine is left: no process, no
 // file. The machine ends with this process unless o.Outlive is set.
-func Boot(ctx context.Context, o Options) (_ *Machine, err error) {
-	if err := o.Check(); err != nil {
-		return nil, err
-	}
-	o = o.withDefaults()
+func Boot(ctx context.Context, o Options) (*Machine, error) {
 	began := time.Now()
-	home := store.Home(o.Home)
-	if home == "" {
-		if home, err = store.DefaultHome(); err != nil {
-			return nil, err
-		}
-	}
-	p, err := prepare(ctx, o, home)
+	p, o, err := ready(ctx, o)
 	if err != nil {
 		return nil, err
 	}
-	defer func() {
-		if err != nil {
-			p.release()
-		}
-	}()
-	dir, err := newDir(home, p.image)
-	if err != nil {
-		return nil, err
-	}
-	m := &Machine{dir: dir.Path, id: dir.ID, release: p.release}
-	m.phase("find", time.Since(began))
 	o.Step("starting a VM")
-	m.Client, err = supervisor.Start(ctx, supervisor.Options{
-		VMM:    p.vmm,
-		Dir:    dir,
-		Config: p.config(o, dir),
-		Phase: func(ended supervisor.Phase) {
-			m.phase(ended.Name, ended.Duration())
-			if next, ok := after[ended.Name]; ok {
-				o.Step(next)
-			}
-		},
-	})
-	if err != nil {
-		return nil, errors.Join(err, dir.Remove())
-	}
-	if err := dir.Close(); err != nil { // the supervisor holds the lock now
-		return nil, errors.Join(err, m.Client.Close(context.WithoutCancel(ctx)))
-	}
-	return m, nil
+	return launch(ctx, p, o, began, func(*supervisor.Config, *store.VMDir) {})
 }
 
 // Close ends the machine and returns when nothing of it is left; one that may
@@ -92,12 +56,6 @@ func Boot(ctx context.Context, o Options) (_ *Machine, err error) {
 func (m *Machine) Close(ctx context.Context) error {
 	defer m.release()
 	return m.Client.Close(ctx)
-}
-
-// after says in words what begins when a phase has ended.
-var after = map[string]string{
-	control.PhaseQEMU: "booting the guest",
-	control.PhaseBoot: "preparing the guest",
 }
 
 func (m *Machine) phase(name string, took time.Duration) {

@@ -4,51 +4,75 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"strings"
 	"sync"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/warren-vm/warren/internal/guestimage"
 	"github.com/warren-vm/warren/internal/store"
+	"github.com/warren-vm/warren/internal/store/snapshots"
 	"github.com/warren-vm/warren/internal/supervisor"
 	"github.com/warren-vm/warren/internal/vm"
 )
 
 // parts are what every start needs, whichever way the VM comes to be.
 type parts struct {
+	home  store.Home
 	image *guestimage.Image
 	// release lets a build remove the image again.
 	release func()
-	accel   vm.Accel
 	vmm     string
+	machine snapshots.Machine
+}
+
+// ready checks the options and finds the parts. The Options it returns have
+// their defaults.
+func ready(ctx context.Context, o Options) (parts, Options, error) {
+	if err := o.Check(); err != nil {
+		return parts{}, o, err
+	}
+	o = o.withDefaults()
+	home, err := o.homeOf()
+	if err != nil {
+		return parts{}, o, err
+	}
+	p, err := prepare(ctx, o, home, "")
+	return p, o, err
 }
 
 // prepare finds the parts side by side and reports everything that is
-// missing at once.
-func prepare(ctx context.Context, o Options, home store.Home) (parts, error) {
-	var p parts
-	var imageErr, accelErr, vmmErr error
+// missing at once. imageID is the guest image wanted, "" the one in use.
+func prepare(ctx context.Context, o Options, home store.Home, imageID string) (parts, error) {
+	p := parts{home: home}
+	var imageErr, accelErr, vmmErr, qemuErr error
+	var qemu string
 	var wg sync.WaitGroup
-	wg.Go(func() { p.image, p.release, imageErr = openImage(ctx, home) })
+	wg.Go(func() { p.image, p.release, imageErr = openImage(ctx, home, imageID) })
 	wg.Go(func() { p.vmm, vmmErr = supervisor.FindVMM(o.VMM) })
-	p.accel, accelErr = chooseAccel(ctx, o, home)
+	wg.Go(func() { qemu, qemuErr = vm.Version(ctx, o.QEMU, home.Cache()) })
+	accel, accelErr := chooseAccel(ctx, o, home)
 	wg.Wait()
-	if err := errors.Join(vmmErr, imageErr, accelErr); err != nil {
+	if err := errors.Join(vmmErr, imageErr, accelErr, qemuErr); err != nil {
 		if p.release != nil {
 			p.release()
 		}
 		return parts{}, err
 	}
+	p.machine = snapshots.Machine{
+		CPUs: o.CPUs, MemMB: o.MemMB, Accel: string(accel), QEMU: qemu, CPUModel: vm.HostCPU(),
+		Firmware: vm.QuickFirmware(o.QEMU, accel),
+	}
 	return p, nil
 }
 
-// openImage opens the image in use and keeps it from being removed.
-func openImage(ctx context.Context, home store.Home) (*guestimage.Image, func(), error) {
+// openImage opens the image of that id, or the one in use, and keeps it from
+// being removed.
+func openImage(ctx context.Context, home store.Home, id string) (*guestimage.Image, func(), error) {
+	open := func() (*guestimage.Image, error) { return guestimage.OpenContext(ctx, home.Dir()) }
+	if id != "" {
+		open = func() (*guestimage.Image, error) { return guestimage.OpenGeneration(ctx, home.Dir(), id) }
+	}
 	for try := 0; ; try++ {
-		image, err := guestimage.OpenContext(ctx, home.Dir())
+		image, err := open()
 		if err != nil {
 			return nil, nil, err
 		}
@@ -82,25 +106,27 @@ func (p parts) config(o Options, dir *store.VMDir) supervisor.Config {
 		Dir:   dir.Path,
 		Label: clip(o.Label, maxLabel),
 		VM: vm.Spec{
-			CPUs:      o.CPUs,
-			MemMB:     o.MemMB,
-			Accel:     p.accel,
+			CPUs:      p.machine.CPUs,
+			MemMB:     p.machine.MemMB,
+			Accel:     vm.Accel(p.machine.Accel),
 			QEMU:      o.QEMU,
-			Firmware:  vm.QuickFirmware(o.QEMU, p.accel),
+			Firmware:  p.machine.Firmware,
 			Kernel:    p.image.Kernel,
 			Initramfs: p.image.Initramfs,
-			Cmdline:   cmdline(p.image, p.accel),
+			Cmdline:   cmdline(p.image, vm.Accel(p.machine.Accel)),
 			RootDisk:  p.image.Disk,
 			DataDisk:  dir.Data(),
 			DataBase:  p.image.DataBase,
-			// No memory file: nothing is restored from this VM yet, and a private
-			// mapping of one is filled 4 KiB at a time, which made a boot a
-			// third slower.
+			// No memory file: nothing is restored from a VM that is booted, and
+			// a private mapping of one is filled 4 KiB at a time, which made a
+			// boot a third slower.
 		},
-		ImageID:     p.image.Manifest.ImageID,
-		Identity:    supervisor.Identity{Hostname: o.Hostname},
-		BootTimeout: o.BootTimeout,
-		Outlive:     o.Outlive,
+		ImageID:      p.image.Manifest.ImageID,
+		Machine:      p.machine,
+		Identity:     supervisor.Identity{Hostname: o.Hostname},
+		DataTemplate: p.image.DataTemplate,
+		BootTimeout:  o.BootTimeout,
+		Outlive:      o.Outlive,
 	}
 }
 
@@ -147,28 +173,8 @@ func newDir(home store.Home, image *guestimage.Image) (*store.VMDir, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := copyFile(image.DataTemplate, dir.Data()); err != nil {
+	if err := store.CopySparse(image.DataTemplate, dir.Data()); err != nil {
 		return nil, errors.Join(store.WithRemedy(err), dir.Remove())
 	}
 	return dir, nil
-}
-
-// copyFile copies a small file to a new one: as a reflink where the file
-// system has them, else its bytes.
-func copyFile(from, to string) (err error) {
-	src, err := os.Open(from)
-	if err != nil {
-		return err
-	}
-	defer src.Close()
-	dst, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, dst.Close()) }()
-	if unix.IoctlFileClone(int(dst.Fd()), int(src.Fd())) == nil {
-		return nil
-	}
-	_, err = io.Copy(dst, src)
-	return err
 }

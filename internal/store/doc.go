@@ -6,6 +6,7 @@
 //
 //	$WARREN_HOME            ~/.local/share/warren unless set; 0700
 //	  guest/                guest images; see package guestimage
+//	  snapshots/            what VMs were at one instant; see package snapshots
 //	  cache/                what can be measured or made again
 //	  vms/
 //	    .lock               flock: creators share it, a sweep has it alone

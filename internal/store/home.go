@@ -48,6 +48,9 @@ func (h Home) VMsDir() string { return filepath.Join(string(h), "vms") }
 // VMDir is the folder of one VM.
 func (h Home) VMDir(id string) string { return filepath.Join(h.VMsDir(), id) }
 
+// SnapshotsDir is the folder of the snapshots; see package snapshots.
+func (h Home) SnapshotsDir() string { return filepath.Join(string(h), "snapshots") }
+
 // Make creates the home and the folders in it, private to the user.
 func (h Home) Make() error {
 	for _, dir := range []string{h.Dir(), h.Guest(), h.Cache(), h.VMsDir()} {

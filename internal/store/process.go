@@ -8,7 +8,6 @@ import (
 	"os"
 	"strconv"
 	"sync"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -32,6 +31,9 @@ func FindProcess(pid int) (Process, error) {
 	boot, err := bootID()
 	return Process{PID: pid, Start: start, Boot: boot}, err
 }
+
+// BootID names this boot of the host.
+func BootID() (string, error) { return bootID() }
 
 var bootID = sync.OnceValues(func() (string, error) {
 	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
@@ -100,23 +102,4 @@ func waitExit(ctx context.Context, pidfd, pid int) error {
 func (p Process) Alive() bool {
 	now, err := FindProcess(p.PID)
 	return err == nil && now == p
-}
-
-// flock takes a lock of kind how (LOCK_SH or LOCK_EX) and waits for it until
-// ctx ends; a blocking flock could not be given up.
-func flock(ctx context.Context, f *os.File, how int) error {
-	for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
-		err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
-		if err == nil {
-			return nil
-		}
-		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
-			return fmt.Errorf("lock %s: %w", f.Name(), err)
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("lock %s: another process has it: %w", f.Name(), context.Cause(ctx))
-		case <-time.After(wait):
-		}
-	}
 }

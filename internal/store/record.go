@@ -22,6 +22,8 @@ type Record struct {
 	Supervisor Process `json:"supervisor"`
 	// QEMU is zero before it was started.
 	QEMU Process `json:"qemu"`
+	// Snapshot is what the VM was restored from; "" for one that was booted.
+	Snapshot string `json:"snapshot,omitempty"`
 	// Ended is why the VM ended, when it did and the folder is still there.
 	Ended string `json:"ended,omitempty"`
 }

@@ -9,8 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-
-	"golang.org/x/sys/unix"
 )
 
 // Swept is what a Sweep did.
@@ -74,7 +72,7 @@ func (c corpse) release() {
 // lock file is known to be left over and not one being made; the slow work
 // comes after.
 func (h Home) bury(ctx context.Context, wanted func(name string) bool, swept *Swept) ([]corpse, error) {
-	gate, err := h.enter(ctx, lockAlone)
+	gate, err := h.enter(ctx, LockAlone)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil // no home, no VMs
 	}
@@ -122,7 +120,7 @@ func claim(path string) (lock *os.File, free bool) {
 	if err != nil {
 		return nil, false
 	}
-	if tryLock(lock) != nil || !lockIsIn(lock, path) {
+	if TryLock(lock, LockAlone) != nil || !lockIsIn(lock, path) {
 		lock.Close()
 		return nil, false
 	}
@@ -190,31 +188,15 @@ func deadPath(path string) string {
 	return filepath.Join(dir, fmt.Sprintf("%s%s-%x", deadPrefix, id, b))
 }
 
-type gateMode int
-
-const (
-	lockShared gateMode = unix.LOCK_SH
-	lockAlone  gateMode = unix.LOCK_EX
-)
-
 // enter takes the lock of the vms folder; closing the file gives it up.
-func (h Home) enter(ctx context.Context, mode gateMode) (*os.File, error) {
+func (h Home) enter(ctx context.Context, mode LockMode) (*os.File, error) {
 	gate, err := os.OpenFile(filepath.Join(h.VMsDir(), ".lock"), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	if err := flock(ctx, gate, int(mode)); err != nil {
+	if err := Lock(ctx, gate, mode); err != nil {
 		gate.Close()
 		return nil, err
 	}
 	return gate, nil
-}
-
-// tryLock takes a VM's lock or says that it is held.
-func tryLock(f *os.File) error {
-	err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	if errors.Is(err, unix.EWOULDBLOCK) {
-		return ErrHeld
-	}
-	return err
 }

@@ -8,7 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
+	"strings"
 	"time"
 )
 
@@ -32,11 +32,10 @@ var (
 // only while it renames.
 const createWait = 30 * time.Second
 
-var validID = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,62}$`)
-
 // CheckID says what is wrong with a VM's id.
 func CheckID(id string) error {
-	if !validID.MatchString(id) {
+	const letters = "abcdefghijklmnopqrstuvwxyz0123456789"
+	if id == "" || len(id) > 63 || id[0] == '-' || strings.Trim(id, letters+"-") != "" {
 		return fmt.Errorf("VM id %q; use 1 to 63 of a-z, 0-9 and -, starting with a letter or digit", id)
 	}
 	return nil
@@ -60,7 +59,7 @@ func (h Home) CreateVM(id string) (*VMDir, error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), createWait)
 	defer cancel()
-	gate, err := h.enter(ctx, lockShared)
+	gate, err := h.enter(ctx, LockShared)
 	if err != nil {
 		return nil, fmt.Errorf("create VM %s: %w", id, WithRemedy(err))
 	}
@@ -89,7 +88,7 @@ func (h Home) create(id string) (_ *VMDir, err error) {
 	if lock, err = os.OpenFile(filepath.Join(tmp, lockName), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600); err != nil {
 		return nil, err
 	}
-	if err = tryLock(lock); err != nil {
+	if err = TryLock(lock, LockAlone); err != nil {
 		return nil, err
 	}
 	// A rename never replaces a folder that has something in it, and every
@@ -108,24 +107,13 @@ func (h Home) create(id string) (_ *VMDir, err error) {
 func AdoptVM(path string, lock *os.File) (*VMDir, error) {
 	// With an inherited lock this succeeds at once; with any other file it
 	// finds out now rather than when a sweep removes the folder.
-	if err := tryLock(lock); err != nil {
+	if err := TryLock(lock, LockAlone); err != nil {
 		return nil, fmt.Errorf("open VM %s: %w", path, err)
 	}
 	if !lockIsIn(lock, path) {
 		return nil, fmt.Errorf("open VM %s: the lock is that of another folder", path)
 	}
 	return &VMDir{ID: filepath.Base(path), Path: path, lock: lock}, nil
-}
-
-// lockIsIn is false when the folder was removed or replaced after its lock
-// file was opened.
-func lockIsIn(lock *os.File, path string) bool {
-	held, err := lock.Stat()
-	if err != nil {
-		return false
-	}
-	there, err := os.Stat(filepath.Join(path, lockName))
-	return err == nil && os.SameFile(held, there)
 }
 
 // LockFile is the held lock, for a child process to inherit; the VMDir keeps

@@ -5,11 +5,12 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
-	"regexp"
+	"strings"
 	"time"
 
 	"github.com/warren-vm/warren/internal/guestapi"
 	"github.com/warren-vm/warren/internal/store"
+	"github.com/warren-vm/warren/internal/store/snapshots"
 	"github.com/warren-vm/warren/internal/vm"
 )
 
@@ -26,6 +27,16 @@ type Config struct {
 	// ImageID is the guest image the agent must say it was built into.
 	ImageID  string   `json:"image_id"`
 	Identity Identity `json:"identity"`
+	// Machine is what QEMU and host are, for the snapshots of the VM.
+	Machine snapshots.Machine `json:"machine"`
+	// Snapshot is what VM.State and the rest of VM are of; the supervisor
+	// holds it. "" is a VM that is booted. Prepared: its guest has an identity,
+	// of which it needs another.
+	Snapshot string `json:"snapshot,omitempty"`
+	Prepared bool   `json:"prepared,omitempty"`
+	// DataTemplate is the empty overlay that the VM's next one, after a
+	// snapshot, is a copy of.
+	DataTemplate string `json:"data_template,omitempty"`
 	// BootTimeout bounds the time from the start of QEMU until the agent
 	// answers; 0 is DefaultBootTimeout.
 	BootTimeout time.Duration `json:"boot_timeout_ns,omitempty"`
@@ -54,11 +65,19 @@ const (
 // maxConfig bounds the document on standard input.
 const maxConfig = 1 << 20
 
-var (
-	hostname  = regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?$`)
-	machineID = regexp.MustCompile(`^[0-9a-f]{32}$`)
-	imageID   = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9._:+-]{0,199}$`)
+// No regular expressions here: compiling a few takes as long as all the rest of
+// a supervisor's start.
+const (
+	letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+	digits  = "0123456789"
 )
+
+func consistsOf(s, set string) bool { return strings.Trim(s, set) == "" }
+
+// isHostname says whether s is a DNS label.
+func isHostname(s string) bool {
+	return s != "" && len(s) <= 63 && consistsOf(s, letters+digits+"-") && s[0] != '-' && s[len(s)-1] != '-'
+}
 
 // Check reports everything that is wrong with the config, joined.
 func (c Config) Check() error {
@@ -75,13 +94,13 @@ func (c Config) Check() error {
 	if len(c.Label) > 1000 {
 		fault("a label of %d bytes; use at most 1000", len(c.Label))
 	}
-	if !imageID.MatchString(c.ImageID) {
+	if n := len(c.ImageID); n == 0 || n > 200 || !consistsOf(c.ImageID, letters+digits+"._:+-") {
 		fault("image id %q; it must be the image_id of the guest image's manifest", c.ImageID)
 	}
-	if !hostname.MatchString(c.Identity.Hostname) {
+	if !isHostname(c.Identity.Hostname) {
 		fault("host name %q; use up to 63 letters, digits and hyphens", c.Identity.Hostname)
 	}
-	if id := c.Identity.MachineID; id != "" && !machineID.MatchString(id) {
+	if id := c.Identity.MachineID; id != "" && (len(id) != 32 || !consistsOf(id, digits+"abcdef")) {
 		fault("machine id %q; use 32 lower-case hex digits, or leave it out", id)
 	}
 	if t := c.BootTimeout; t < 0 || t > 0 && t < time.Second || t > maxBootTimeout {

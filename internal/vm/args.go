@@ -9,6 +9,8 @@ import (
 // name is not used.
 type Paths struct {
 	Kernel, Initramfs, RootDisk, DataDisk, DataBase, Memory string
+	// Overlay is where the overlay of that place in Spec.Overlays is.
+	Overlay func(place int) string
 }
 
 // FDs are the inherited descriptors, as QEMU sees them.
@@ -22,6 +24,7 @@ var inJail = Paths{
 	DataDisk:  "/vm/data.qcow2",
 	DataBase:  "/vm/data.img",
 	Memory:    "/vm/memory",
+	Overlay:   func(place int) string { return fmt.Sprintf("/vm/frozen%d.qcow2", place) },
 }
 
 // LinkPort is the name of the link's virtio-serial port in the guest.
@@ -54,13 +57,14 @@ func Args(s Spec, in Paths, fds FDs) []string {
 	if s.Firmware != "" {
 		args = append(args, "-bios", s.Firmware)
 	}
-	if s.Memory != "" {
-		args = append(args, "-object", fmt.Sprintf("memory-backend-file,id=ram,size=%dM,mem-path=%s,share=off", s.MemMB, in.Memory))
-	} else {
-		args = append(args, "-object", fmt.Sprintf("memory-backend-ram,id=ram,size=%dM", s.MemMB))
-	}
-	if s.Paused {
+	args = append(args, "-object", memory(s, in))
+	if s.Paused || s.State != "" {
 		args = append(args, "-S")
+	}
+	if s.State != "" {
+		// The state is loaded when the memory is right; its file has no section
+		// that describes the machine it is from.
+		args = append(args, "-incoming", "defer", "-global", "migration.send-configuration=off")
 	}
 	if s.Kernel != "" {
 		args = append(args, "-kernel", in.Kernel)
@@ -74,6 +78,18 @@ func Args(s Spec, in Paths, fds FDs) []string {
 	args = append(args, channels(fds)...)
 	args = append(args, disks(s, in)...)
 	return append(args, "-device", "virtio-rng-pci,id=rng,"+modern)
+}
+
+// memory is the guest's RAM.
+func memory(s Spec, in Paths) string {
+	if s.Memory == "" {
+		return fmt.Sprintf("memory-backend-ram,id=ram,size=%dM", s.MemMB)
+	}
+	share := "off"
+	if s.SharedMemory {
+		share = "on"
+	}
+	return fmt.Sprintf("memory-backend-file,id=ram,size=%dM,mem-path=%s,share=%s", s.MemMB, in.Memory, share)
 }
 
 // channels are the monitor, the console and the link.
@@ -101,14 +117,30 @@ func disks(s Spec, in Paths) []string {
 			"-device", "virtio-blk-pci,drive=root,id=root-disk,serial=root,"+modern,
 		)
 	}
-	if s.DataDisk != "" {
-		args = append(args,
-			"-blockdev", "driver=file,node-name=data-base-file,filename="+in.DataBase+",read-only=on",
-			"-blockdev", "driver=raw,node-name=data-base,file=data-base-file,read-only=on",
-			"-blockdev", "driver=file,node-name=data-file,filename="+in.DataDisk+",discard=unmap",
-			"-blockdev", "driver=qcow2,node-name=data,file=data-file,backing=data-base,discard=unmap",
-			"-device", "virtio-blk-pci,drive=data,id=data-disk,serial=data,werror=enospc,rerror=report,"+modern,
-		)
+	if s.DataDisk == "" {
+		return args
 	}
-	return args
+	args = append(args,
+		"-blockdev", "driver=file,node-name=data-base-file,filename="+in.DataBase+",read-only=on",
+		"-blockdev", "driver=raw,node-name=data-base,file=data-base-file,read-only=on",
+	)
+	// Frozen overlays have many readers, and the one writer of the last is
+	// alone in its folder: locks would say nothing new.
+	backing := "data-base"
+	for i := range s.Overlays {
+		node := fmt.Sprintf("frozen%d", i)
+		args = append(args,
+			"-blockdev", fmt.Sprintf("driver=file,node-name=%s-file,filename=%s,read-only=on,locking=off", node, in.Overlay(i)),
+			"-blockdev", fmt.Sprintf("driver=qcow2,node-name=%s,file=%s-file,backing=%s,read-only=on", node, node, backing),
+		)
+		backing = node
+	}
+	return append(args,
+		"-blockdev", "driver=file,node-name=data-file,filename="+in.DataDisk+",discard=unmap,locking=off",
+		"-blockdev", "driver=qcow2,node-name=data,file=data-file,backing="+backing+",discard=unmap",
+		"-device", "virtio-blk-pci,drive=data,id="+dataDevice+",serial=data,werror=enospc,rerror=report,"+modern,
+	)
 }
+
+// dataDevice is the qdev id of the data disk.
+const dataDevice = "data-disk"

@@ -39,11 +39,23 @@ type Spec struct {
 	// read. Both or neither are set.
 	DataDisk string `json:"data_disk,omitempty"`
 	DataBase string `json:"data_base,omitempty"`
+	// Overlays are frozen qcow2 overlays between DataBase and DataDisk, oldest
+	// first. They are only read.
+	Overlays []string `json:"overlays,omitempty"`
 
 	// Memory is the file behind the guest's RAM. It is mapped privately: the
 	// guest's writes never reach it. Start creates it, sparse, when it is not
 	// there; otherwise it has exactly MemMB. "" is anonymous memory.
 	Memory string `json:"memory,omitempty"`
+	// SharedMemory lets the guest's writes reach Memory: it is what a template
+	// is made of.
+	SharedMemory bool `json:"shared_memory,omitempty"`
+
+	// State is the file with the device state of a snapshot. The VM then goes
+	// on where the snapshot was made, once Resume is called; it needs no
+	// kernel, and its RAM is Memory with Differences applied, oldest first.
+	State       string   `json:"state,omitempty"`
+	Differences []string `json:"differences,omitempty"`
 }
 
 // Limits of a Spec.
@@ -53,6 +65,8 @@ const (
 	// maxCmdline is the kernel's COMMAND_LINE_SIZE on amd64, less its
 	// terminating zero.
 	maxCmdline = 2047
+	// maxOverlays bounds what QEMU opens for one disk.
+	maxOverlays = 200
 )
 
 // DefaultQEMU is the program looked for in PATH.
@@ -88,7 +102,7 @@ func (s Spec) Check() error {
 	if s.Firmware != "" && s.Firmware != quickFirmware {
 		c.fault("firmware %q: only %s is known", s.Firmware, quickFirmware)
 	}
-	if s.Kernel == "" && !s.Paused {
+	if s.Kernel == "" && !s.Paused && s.State == "" {
 		c.fault("kernel: none given; build the guest image with `kosa8 image build`")
 	}
 	if s.Kernel == "" && (s.Initramfs != "" || s.Cmdline != "") {
@@ -99,6 +113,25 @@ func (s Spec) Check() error {
 	}
 	if (s.DataDisk == "") != (s.DataBase == "") {
 		c.fault("data disk: the overlay and the image under it must be given together")
+	}
+	switch {
+	case len(s.Overlays) > maxOverlays:
+		c.fault("data disk: %d overlays one on the other, at most %d are possible", len(s.Overlays), maxOverlays)
+	case len(s.Overlays) > 0 && s.DataDisk == "":
+		c.fault("data disk: overlays without a disk on them")
+	}
+	if s.State != "" && (s.Memory == "" || s.SharedMemory) {
+		c.fault("state: a VM is restored with a memory file of its own, privately mapped")
+	}
+	if s.State == "" && len(s.Differences) > 0 {
+		c.fault("memory: differences without a state to restore")
+	}
+	for _, path := range s.Overlays {
+		c.file("data overlay", path, reads)
+	}
+	// These two are read by us alone.
+	for _, path := range append([]string{s.State}, s.Differences...) {
+		c.ownFile("snapshot", path)
 	}
 	c.file("kernel", s.Kernel, reads)
 	c.file("initramfs", s.Initramfs, reads)
@@ -127,24 +160,8 @@ func (c *checker) fault(format string, args ...any) { c.add(fmt.Errorf(format, a
 
 // file checks that path is a regular file that can be used; "" is fine.
 func (c *checker) file(what, path string, a access) {
-	if path == "" {
-		return
-	}
-	if !filepath.IsAbs(path) {
-		c.fault("%s %s: the path must be absolute", what, path)
-		return
-	}
-	info, err := os.Stat(path)
-	if err != nil {
-		c.fault("%s: %w", what, err)
-		return
-	}
-	if !info.Mode().IsRegular() {
-		c.fault("%s %s: not a regular file", what, path)
-		return
-	}
-	if info.Size() == 0 {
-		c.fault("%s %s: empty", what, path)
+	info := c.ownFile(what, path)
+	if info == nil {
 		return
 	}
 	mode := uint32(unix.R_OK)
@@ -163,6 +180,30 @@ func (c *checker) file(what, path string, a access) {
 	}
 }
 
+// ownFile is file for one that QEMU does not see. It returns nil for one that
+// is of no use.
+func (c *checker) ownFile(what, path string) os.FileInfo {
+	if path == "" {
+		return nil
+	}
+	if !filepath.IsAbs(path) {
+		c.fault("%s %s: the path must be absolute", what, path)
+		return nil
+	}
+	info, err := os.Stat(path)
+	switch {
+	case err != nil:
+		c.fault("%s: %w", what, err)
+	case !info.Mode().IsRegular():
+		c.fault("%s %s: not a regular file", what, path)
+	case info.Size() == 0:
+		c.fault("%s %s: empty", what, path)
+	default:
+		return info
+	}
+	return nil
+}
+
 func (c *checker) memory(s Spec) {
 	if s.Memory == "" {
 		return
@@ -175,8 +216,8 @@ func (c *checker) memory(s Spec) {
 		return
 	}
 	c.file("memory file", s.Memory, writes)
-	if err == nil && info.Mode().IsRegular() && info.Size() != s.memBytes() {
-		c.fault("memory file %s: %d bytes, the VM has %d", s.Memory, info.Size(), s.memBytes())
+	if err == nil && info.Mode().IsRegular() && info.Size() != s.MemBytes() {
+		c.fault("memory file %s: %d bytes, the VM has %d", s.Memory, info.Size(), s.MemBytes())
 	}
 }
 
@@ -192,7 +233,8 @@ func (c *checker) kvm() {
 	}
 }
 
-func (s Spec) memBytes() int64 { return int64(s.MemMB) << 20 }
+// MemBytes is the size of the guest's RAM.
+func (s Spec) MemBytes() int64 { return int64(s.MemMB) << 20 }
 
 // hostMemMB is how much memory the host has, in MiB.
 func hostMemMB() int {

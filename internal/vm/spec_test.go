@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 // writeFile makes a file that QEMU's user may read.
@@ -157,13 +159,13 @@ func TestKVMWithoutItsDeviceIsAFault(t *testing.T) {
 
 func TestASpecSurvivesItsJSON(t *testing.T) {
 	s := Spec{CPUs: 2, MemMB: 64, Accel: TCG, QEMU: "/q", Kernel: "/k", Initramfs: "/i", Cmdline: "c", Paused: true,
-		RootDisk: "/r", DataDisk: "/d", DataBase: "/b", Memory: "/m"}
+		RootDisk: "/r", DataDisk: "/d", DataBase: "/b", Memory: "/m", Overlays: []string{"/o"}, State: "/s", Differences: []string{"/f"}}
 	data, err := json.Marshal(s)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var got Spec
-	if err := json.Unmarshal(data, &got); err != nil || got != s {
+	if err := json.Unmarshal(data, &got); err != nil || !cmp.Equal(got, s) {
 		t.Errorf("%+v, %v", got, err)
 	}
 	for _, field := range []string{`"mem_mb":64`, `"root_disk":"/r"`, `"data_base":"/b"`} {

@@ -68,6 +68,7 @@ func (v *VM) watch() {
 func (v *VM) Stop(ctx context.Context) error {
 	v.stopping.CompareAndSwap(false, !v.hasExited())
 	defer v.link.Close()
+	defer v.detach()
 	v.quit(ctx)
 	if v.gone(ctx, quitDeadline) {
 		return nil
@@ -123,4 +124,15 @@ func (v *VM) gone(ctx context.Context, d time.Duration) bool {
 	case <-ctx.Done():
 	}
 	return false
+}
+
+// detach lets go of the RAM of a VM that has ended.
+func (v *VM) detach() {
+	v.capture.Lock()
+	defer v.capture.Unlock()
+	if v.ram != nil {
+		v.memory.Release()
+		v.ram.Close()
+		v.ram, v.memory = nil, nil
+	}
 }

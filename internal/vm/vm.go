@@ -16,6 +16,7 @@ import (
 
 	"github.com/warren-vm/warren/internal/vm/jail"
 	"github.com/warren-vm/warren/internal/vm/qmp"
+	"github.com/warren-vm/warren/internal/vm/ram"
 )
 
 // QMP is the connection to QEMU's monitor.
@@ -43,6 +44,15 @@ type VM struct {
 	errText    tail
 	readers    sync.WaitGroup // of console and stderr
 
+	// What a restored VM needs to be snapshotted, by one caller at a time.
+	accel    Accel
+	capture  sync.Mutex   // held while the RAM is looked at
+	ram      *ram.Process // nil when closed
+	memory   *ram.Tracker // nil when the RAM is not a file's private mapping
+	overlays int          // how many were added
+	diskNode string       // the overlay that is written to
+	diskSeen uint64       // diskWrites when it was put on top
+
 	stopping atomic.Bool
 	exited   chan struct{}
 	exit     ExitInfo // valid once exited is closed
@@ -62,7 +72,8 @@ const (
 )
 
 // Start runs QEMU confined and returns once its monitor has greeted; the guest
-// is running then, unless s.Paused. ctx bounds the start only.
+// is running then, unless s.Paused. With a state to restore it returns when
+// QEMU has it, and the guest goes on at Resume. ctx bounds the start only.
 //
 // As root, Start gives s.DataDisk and s.Memory to the user QEMU runs as (see
 // VMUser). An error means that nothing runs; a file that was created or given
@@ -85,7 +96,7 @@ func Start(ctx context.Context, s Spec, o Options) (*VM, error) {
 	if err := prepareFiles(s, user); err != nil {
 		return nil, err
 	}
-	v := &VM{exited: make(chan struct{}), errText: tail{keep: maxStderr}}
+	v := &VM{exited: make(chan struct{}), errText: tail{keep: maxStderr}, accel: s.Accel, diskNode: "data"}
 	monitor, err := v.spawn(ctx, command)
 	if err != nil {
 		return nil, err
@@ -99,7 +110,20 @@ func Start(ctx context.Context, s Spec, o Options) (*VM, error) {
 	v.events = v.qmp.Subscribe("SHUTDOWN", "GUEST_PANICKED")
 	v.diskErrors = v.qmp.Subscribe("BLOCK_IO_ERROR")
 	go v.watch()
+	if s.State != "" {
+		if err := v.load(ctx, s); err != nil {
+			return nil, v.giveUp(ctx, err)
+		}
+	}
 	return v, nil
+}
+
+// giveUp ends a VM whose state could not be restored.
+func (v *VM) giveUp(ctx context.Context, why error) error {
+	if v.processEnds(0) {
+		why = &StartError{Exit: v.Exit()}
+	}
+	return errors.Join(why, v.Stop(context.WithoutCancel(ctx)))
 }
 
 // jailCommand is QEMU and its room.
@@ -136,6 +160,9 @@ func jailCommand(s Spec, user *vmIdentity) (jail.Command, error) {
 			c.Files = append(c.Files, f)
 		}
 	}
+	for i, path := range s.Overlays {
+		c.Files = append(c.Files, jail.File{Host: path, Inside: inJail.Overlay(i)})
+	}
 	return c, nil
 }
 
@@ -144,7 +171,7 @@ func jailCommand(s Spec, user *vmIdentity) (jail.Command, error) {
 // RAM's file has the RAM's size. It keeps a QEMU that was taken over from
 // filling the disk without end.
 func (s Spec) maxFile() uint64 {
-	most := uint64(s.memBytes())
+	most := uint64(s.MemBytes())
 	if info, err := os.Stat(s.DataBase); err == nil {
 		most = max(most, uint64(info.Size()))
 	}
@@ -154,20 +181,43 @@ func (s Spec) maxFile() uint64 {
 // prepareFiles makes the RAM's file and lets QEMU's user write what it has to.
 func prepareFiles(s Spec, user *vmIdentity) error {
 	if s.Memory != "" {
-		if err := createMemory(s.Memory, s.memBytes()); err != nil {
+		if err := createMemory(s.Memory, s.MemBytes()); err != nil {
 			return fmt.Errorf("memory file: %w", err)
 		}
 	}
-	if user == nil {
+	for _, path := range []string{s.Memory, s.DataDisk} {
+		if err := user.own(path); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Own gives a file to the user that QEMU runs as, if that is another.
+func Own(path string) error {
+	user, err := vmUser(TCG)
+	if err != nil {
+		return err
+	}
+	return user.own(path)
+}
+
+// own gives the file at path to the user; "" and a user that is nil are fine.
+// A file that is his already is not touched: its change time is what a
+// snapshot is recognised by.
+func (id *vmIdentity) own(path string) error {
+	if id == nil || path == "" {
 		return nil
 	}
-	for _, path := range []string{s.Memory, s.DataDisk} {
-		if path == "" {
-			continue
+	info, err := os.Stat(path)
+	if err == nil {
+		if st := info.Sys().(*syscall.Stat_t); int(st.Uid) == id.UID && int(st.Gid) == id.GID {
+			return nil
 		}
-		if err := os.Chown(path, user.UID, user.GID); err != nil {
-			return fmt.Errorf("give the file to QEMU's user: %w", err)
-		}
+		err = os.Chown(path, id.UID, id.GID)
+	}
+	if err != nil {
+		return fmt.Errorf("give the file to QEMU's user: %w", err)
 	}
 	return nil
 }

@@ -36,35 +36,57 @@ const spareMemory = 64 << 20
 // memory, which no process limit then saves.
 const threadShare = 4
 
-// makeCgroup makes the cgroup for runs and returns a descriptor of it.
-func makeCgroup() (fd int, err error) {
+// cgroups are descriptors of groups, which find them whatever the guest has
+// mounted over their paths.
+type cgroups struct {
+	top  int // the root, where hooks have a group beside the programs'
+	runs int // where runs are started
+}
+
+// makeCgroups makes the groups for programs and sets their limits.
+func makeCgroups() (c cgroups, err error) {
 	if err := os.WriteFile(cgroupRoot+"/cgroup.subtree_control", []byte(controllers), 0); err != nil {
-		return 0, err
+		return c, err
 	}
 	if err := os.MkdirAll(runsCgroup, 0o755); err != nil {
-		return 0, err
+		return c, err
 	}
+	if err := limitPrograms(); err != nil {
+		return c, err
+	}
+	if c.top, err = openDir(cgroupRoot); err != nil {
+		return c, err
+	}
+	c.runs, err = openDir(runsCgroup)
+	return c, err
+}
+
+func openDir(path string) (fd int, err error) {
+	fd, err = unix.Open(path, unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return 0, &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	return fd, nil
+}
+
+func limitPrograms() error {
 	threads, err := readNumber("/proc/sys/kernel/threads-max")
 	if err != nil {
-		return 0, err
+		return err
 	}
 	var info unix.Sysinfo_t
 	if err := unix.Sysinfo(&info); err != nil {
-		return 0, os.NewSyscallError("sysinfo", err)
+		return os.NewSyscallError("sysinfo", err)
 	}
 	for name, limit := range map[string]int64{
 		"pids.max":   threads / threadShare,
 		"memory.max": programMemory(int64(info.Totalram) * int64(info.Unit)),
 	} {
 		if err := os.WriteFile(programs+"/"+name, strconv.AppendInt(nil, limit, 10), 0); err != nil {
-			return 0, err
+			return err
 		}
 	}
-	fd, err = unix.Open(runsCgroup, unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return 0, &os.PathError{Op: "open", Path: runsCgroup, Err: err}
-	}
-	return fd, nil
+	return nil
 }
 
 // programMemory is what programs may use of a machine's memory.

@@ -10,6 +10,10 @@
 // makes the overlay of root disk and data disk the root of everything. PID 1
 // stays the program from the initramfs; only its root changes.
 //
+// A prepared machine can be frozen and thawed as a whole, and a copy of a
+// frozen one renewed. The freezer holds the group of all programs; the agent
+// and the hooks of internal/guest/hooks are beside it.
+//
 // The kernel never chooses PID 1 to be killed for want of memory, so no
 // oom_score_adj is needed, which children would inherit.
 package boot

@@ -1,7 +1,6 @@
 package boot
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -23,6 +22,8 @@ type machine struct {
 	reaper  *proc.Reaper
 	agent   *guest.Agent
 	oom     oomWatch
+	cgroups cgroups
+	freezer *freezer // of all programs
 	// processors are there when Prepare returns.
 	processors *processors
 	data       int // the data disk's root folder, -1 before Prepare
@@ -30,27 +31,17 @@ type machine struct {
 
 // Prepare makes this VM one of its own. The order matters: nothing that could
 // run or be read by a program comes before the generator was reseeded.
-func (m *machine) Prepare(req guestapi.PrepareRequest) (guestapi.PrepareInfo, error) {
-	watch := stopwatch{last: time.Now()}
-	steps := []struct {
-		name string
-		do   func() error
-	}{
-		{"reseed", func() error { return reseed(req.Entropy) }},
-		{"clock", func() error { return m.SetClock(time.Unix(0, req.UnixNano)) }},
+func (m *machine) Prepare(id guestapi.Identity) (info guestapi.PrepareInfo, err error) {
+	info.PhasesUS, err = walk("prepare", []step{
+		{"reseed", func() error { return reseed(id.Entropy) }},
+		{"clock", func() error { return m.SetClock(time.Unix(0, id.UnixNano)) }},
 		{"data", func() (err error) { m.data, err = mountDataDisk(); return err }},
 		{"overlay", mountOverlay},
 		{"root", enterRoot},
-		{"identity", func() error { return identify(req) }},
+		{"identity", func() error { return identify(id) }},
 		{"processors", m.processors.wait},
-	}
-	for _, step := range steps {
-		if err := step.do(); err != nil {
-			return guestapi.PrepareInfo{}, fmt.Errorf("prepare, %s: %w", step.name, err)
-		}
-		watch.lap(step.name)
-	}
-	return guestapi.PrepareInfo{PhasesUS: watch.phases}, nil
+	})
+	return info, err
 }
 
 // SetClock sets the wall clock. Timers run on the other one and do not jump.
@@ -84,26 +75,34 @@ func reseed(entropy []byte) error {
 }
 
 // identify gives the machine its name, machine id and generation.
-func identify(req guestapi.PrepareRequest) error {
-	if err := unix.Sethostname([]byte(req.Hostname)); err != nil {
+func identify(id guestapi.Identity) error {
+	if err := unix.Sethostname([]byte(id.Hostname)); err != nil {
 		return os.NewSyscallError("set hostname", err)
 	}
-	if err := os.MkdirAll(filepath.Dir(guestapi.MachineIDFile), 0o755); err != nil {
+	return writeIdentity("", id)
+}
+
+// writeIdentity writes the files of an identity below root, which is "" for
+// the machine's own. The generation is last: who sees it change finds all else
+// new.
+func writeIdentity(root string, id guestapi.Identity) error {
+	if err := os.MkdirAll(filepath.Dir(root+guestapi.MachineIDFile), 0o755); err != nil {
 		return err
 	}
-	id := []byte(req.MachineID + "\n")
-	if err := writeWhole(guestapi.MachineIDFile, id); err != nil {
+	machineID := []byte(id.MachineID + "\n")
+	if err := writeWhole(root+guestapi.MachineIDFile, machineID); err != nil {
 		return err
 	}
 	// On our root disk it is a link to the file above, but a program may have
 	// replaced it before it was copied with its machine.
-	if target, err := os.Readlink("/etc/machine-id"); err != nil || target != guestapi.MachineIDFile {
-		if err := writeWhole("/etc/machine-id", id); err != nil {
+	linked := root + "/etc/machine-id"
+	if target, err := os.Readlink(linked); err != nil || target != guestapi.MachineIDFile {
+		if err := writeWhole(linked, machineID); err != nil {
 			return err
 		}
 	}
-	generation := strconv.FormatUint(req.Generation, 10) + "\n"
-	return writeWhole("/run/warren/generation", []byte(generation))
+	generation := strconv.FormatUint(id.Generation, 10) + "\n"
+	return writeWhole(root+guestapi.GenerationFile, []byte(generation))
 }
 
 // writeWhole replaces a file that programs may be watching.

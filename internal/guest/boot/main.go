@@ -96,11 +96,12 @@ func start(watch *stopwatch, con **console) (*machine, error) {
 	guardSignals()
 	watch.lap("mounts")
 	// It waits for the kernel more than it computes.
-	var cgroup int
+	var groups cgroups
+	var programsFreezer *freezer
 	limited := make(chan error, 1)
 	go func() {
 		var err error
-		cgroup, err = setUp()
+		groups, programsFreezer, err = setUp()
 		limited <- err
 	}()
 	root, others, err := moduleOrder(moduleDir)
@@ -128,7 +129,7 @@ func start(watch *stopwatch, con **console) (*machine, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &machine{console: *con, port: port, reaper: proc.NewReaper(), data: -1}
+	m := &machine{console: *con, port: port, reaper: proc.NewReaper(), cgroups: groups, freezer: programsFreezer, data: -1}
 	if m.processors, err = newProcessors(processorDir); err != nil {
 		return nil, err
 	}
@@ -137,22 +138,27 @@ func start(watch *stopwatch, con **console) (*machine, error) {
 		System:   m,
 		Reaper:   m.reaper,
 		Accounts: proc.NewAccounts("/etc"),
-		Cgroup:   cgroup,
+		Cgroup:   groups.runs,
 		Log:      (*con).line,
 	})
 	watch.lap("agent")
 	return m, err
 }
 
-// setUp does what needs no device, and returns the cgroup for programs.
-func setUp() (cgroup int, err error) {
+// setUp does what needs no device, and returns the groups of programs and
+// what freezes them.
+func setUp() (groups cgroups, f *freezer, err error) {
 	if err := limits(); err != nil {
-		return 0, err
+		return groups, nil, err
 	}
 	if err := loopbackUp(); err != nil {
-		return 0, err
+		return groups, nil, err
 	}
-	return makeCgroup()
+	if groups, err = makeCgroups(); err != nil {
+		return groups, nil, err
+	}
+	f, err = openFreezer(programs)
+	return groups, f, err
 }
 
 // serve answers the host for ever. The port fails for good only when the

@@ -22,10 +22,17 @@ func (m *machine) Shutdown() {
 }
 
 func (m *machine) stopPrograms() {
-	for _, step := range []struct {
+	type attempt struct {
 		signal unix.Signal
 		wait   time.Duration
-	}{{unix.SIGTERM, grace}, {unix.SIGKILL, killed}} {
+	}
+	attempts := []attempt{{unix.SIGTERM, grace}, {unix.SIGKILL, killed}}
+	if m.freezer.frozen.Load() {
+		// They would not hear of it, and must not run to do so: this may be a
+		// copy that was not renewed. The kernel ends them where they stand.
+		attempts = attempts[1:]
+	}
+	for _, step := range attempts {
 		// To everybody but this process; ESRCH: there is nobody.
 		if unix.Kill(-1, step.signal) == unix.ESRCH {
 			return

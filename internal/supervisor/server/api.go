@@ -98,6 +98,10 @@ func (s *server) routes() http.Handler {
 	mux.HandleFunc("GET "+control.WaitPath, s.serveWait)
 	mux.HandleFunc("POST "+control.StopPath, s.serveStop)
 
+	serve(s, mux, control.SnapshotPath, s.serveSnapshot)
+	serve(s, mux, control.PausePath, s.servePause)
+	serve(s, mux, control.ResumePath, s.serveResume)
+
 	relay(s, mux, guestapi.Hello)
 	relay(s, mux, guestapi.SetClock)
 	relay(s, mux, guestapi.Signal)

@@ -26,6 +26,9 @@ func (s *server) boot() error {
 	if err := s.writeRecord(func(*store.Record) {}); err != nil {
 		return fmt.Errorf("write the VM's record: %w", store.WithRemedy(err))
 	}
+	if err := s.adoptSnapshot(s.stopping); err != nil {
+		return err
+	}
 	m, err := s.startQEMU()
 	if err != nil {
 		return err
@@ -85,7 +88,23 @@ func (s *server) startQEMU() (Machine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("write the VM's record: %w", store.WithRemedy(err))
 	}
-	return m, nil
+	return m, s.goOn(m)
+}
+
+// goOn lets a restored guest run; its programs are frozen until it is renewed.
+func (s *server) goOn(m Machine) error {
+	if s.Config.Snapshot == "" {
+		return nil
+	}
+	if v, ok := m.(interface{ Version() string }); ok && v.Version() != s.Config.Machine.QEMU {
+		return fmt.Errorf("restore snapshot %s: made by QEMU %s, this is %s; start afresh, or install that version",
+			s.Config.Snapshot, s.Config.Machine.QEMU, v.Version())
+	}
+	c, ok := m.(capturer)
+	if !ok {
+		return errors.New("this VM cannot be restored")
+	}
+	return c.Resume(s.stopping)
 }
 
 // meet opens the link and makes the guest's acquaintance.
@@ -112,18 +131,44 @@ func (s *server) meet(ctx context.Context, m Machine) error {
 	s.phase(control.PhaseLink, since)
 
 	since = time.Now()
-	info, err := call(ctx, g, guestapi.Prepare, s.identity())
+	phases, err := s.settle(ctx, g)
 	if err != nil {
-		return fmt.Errorf("prepare the guest: %w", err)
+		return err
 	}
 	s.phase(control.PhasePrepare, since)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.hello, s.prepare = hello, cleanPhases(info.PhasesUS)
+	s.hello, s.prepare = hello, cleanPhases(phases)
 	s.hello.Kernel = oneLine(hello.Kernel, 200)
-	s.hello.Prepared = true
+	s.hello.Prepared, s.hello.Frozen = !s.Config.VM.SharedMemory, false
 	s.state = control.Running
 	return nil
+}
+
+// settle brings the guest to where it is of use: a VM that will be a template
+// to where it is idle, a copy to its own identity, any other to an identity
+// and a disk. It returns the guest's account of the time, in microseconds.
+func (s *server) settle(ctx context.Context, g *guest) (map[string]int64, error) {
+	switch {
+	case s.Config.VM.SharedMemory:
+		return nil, s.awaitIdle(ctx)
+	case s.Config.Prepared:
+		info, err := call(ctx, g, guestapi.Renew, s.identity())
+		if err != nil {
+			return nil, fmt.Errorf("give the copy its own identity: %w", err)
+		}
+		for _, hook := range info.Hooks {
+			if hook.Code != 0 || hook.Error != "" {
+				s.Log.Warn("a hook of the guest failed", "hook", oneLine(hook.Name, 100), "code", hook.Code, "error", oneLine(hook.Error, 200))
+			}
+		}
+		return info.PhasesUS, nil
+	}
+	info, err := call(ctx, g, guestapi.Prepare, s.identity())
+	if err != nil {
+		return nil, fmt.Errorf("prepare the guest: %w", err)
+	}
+	return info.PhasesUS, nil
 }
 
 // checkHello refuses an agent that this supervisor was not made for. What it
@@ -135,14 +180,16 @@ func (s *server) checkHello(h guestapi.HelloInfo) error {
 	case h.ImageID != s.Config.ImageID:
 		return fmt.Errorf("the guest says its image is %q, but its manifest says %q; run `kosa8 image build`",
 			oneLine(h.ImageID, 200), s.Config.ImageID)
-	case h.Prepared:
+	case h.Prepared && !s.Config.Prepared:
 		return errors.New("the guest says it has an identity already; a VM gets one exactly once, start another VM")
+	case h.Prepared != s.Config.Prepared:
+		return fmt.Errorf("the guest says it has no identity, but snapshot %s was made of one that has", s.Config.Snapshot)
 	}
 	return nil
 }
 
 // identity is made at the last moment, for the clock's sake.
-func (s *server) identity() guestapi.PrepareRequest {
+func (s *server) identity() guestapi.Identity {
 	id := s.Config.Identity.MachineID
 	if id == "" {
 		var b [16]byte
@@ -152,7 +199,7 @@ func (s *server) identity() guestapi.PrepareRequest {
 	entropy := make([]byte, 64)
 	rand.Read(entropy)
 	now := time.Now().UnixNano()
-	return guestapi.PrepareRequest{
+	return guestapi.Identity{
 		Hostname:   s.Config.Identity.Hostname,
 		MachineID:  id,
 		Generation: uint64(now),

@@ -53,6 +53,9 @@ type qemu struct{ *vm.VM }
 
 func (q qemu) Reason() string { return q.Exit().String() }
 
+// Version is QEMU's, with the distribution's addition.
+func (q qemu) Version() string { return q.QMP().Version().Full() }
+
 // dial opens a real link.
 func dial(ctx context.Context, port net.Conn) (Link, error) {
 	s, err := link.Dial(ctx, port)

@@ -76,6 +76,9 @@ type server struct {
 	prepare map[string]int64
 	record  store.Record
 
+	history history        // what snapshots need
+	aside   sync.WaitGroup // work that ends with life
+
 	streams limiter // execs and transfers
 	calls   limiter // calls to the guest
 	large   limiter // documents of more than smallDocument
@@ -220,7 +223,7 @@ func (s *server) writeRecord(change func(*store.Record)) error {
 		}
 		s.record = store.Record{
 			ID: s.Config.ID, Label: s.Config.Label, Outlive: s.Config.Outlive,
-			Created: s.started.UTC(), Supervisor: self,
+			Created: s.started.UTC(), Supervisor: self, Snapshot: s.Config.Snapshot,
 		}
 	}
 	change(&s.record)

@@ -41,7 +41,11 @@ func (t *tail) Write(p []byte) (int, error) {
 
 // escapes are the sequences that kernels, boot loaders and programs colour
 // and place text with. What is left of others CleanText takes the sting from.
-var escapes = regexp.MustCompile(`\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[ -/]*[0-~])`)
+//
+// It is compiled when it is needed: few VMs have anything to show.
+var escapes = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)|[ -/]*[0-~])`)
+})
 
 // Lines are the last tailLines lines, without escape sequences, clean, none
 // longer than tailWidth.
@@ -55,7 +59,7 @@ func (t *tail) all() []string {
 	t.mu.Lock()
 	text := string(t.buf)
 	t.mu.Unlock()
-	text = escapes.ReplaceAllString(text, "")
+	text = escapes().ReplaceAllString(text, "")
 	text = guestapi.CleanText(strings.ReplaceAll(text, "\r", "\n"))
 	var lines []string
 	for line := range strings.SplitSeq(text, "\n") {

@@ -54,6 +54,8 @@ func (s *server) windUp(bootErr error) control.End {
 	if s.consoleLog != nil {
 		s.consoleLog.Close()
 	}
+	s.aside.Wait()
+	s.letGo()
 	s.end = end
 	s.leave(end, bootErr == nil)
 	close(s.told)

@@ -49,6 +49,15 @@ func (v Version) String() string {
 	return fmt.Sprintf("%d.%d.%d", v.Major, v.Minor, v.Micro)
 }
 
+// Full is the version with the distribution's addition, as QEMU itself prints
+// it: two QEMUs with the same one are the same.
+func (v Version) Full() string {
+	if v.Package == "" {
+		return v.String()
+	}
+	return fmt.Sprintf("%v (%s)", v, v.Package)
+}
+
 // AtLeast reports whether v is major.minor or newer.
 func (v Version) AtLeast(major, minor int) bool {
 	return v.Major > major || v.Major == major && v.Minor >= minor

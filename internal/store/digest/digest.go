@@ -1,4 +1,5 @@
-// Package digest computes the digests that a guest image is known by.
+// Package digest computes the digests that files are known by: those of guest
+// images and of snapshots.
 package digest
 
 import (
