@@ -61,7 +61,7 @@ type sample struct {
 
 // registry holds every benchmark in the order they are run and shown.
 func registry() []Benchmark {
-	return []Benchmark{boot(), execute(), stdio()}
+	return []Benchmark{boot(), execute(), create(), stdio()}
 }
 
 // All returns every benchmark there is, in the order they run.

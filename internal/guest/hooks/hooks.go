@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/warren-vm/warren/internal/guest/proc"
 	"github.com/warren-vm/warren/internal/guestapi"
 )
@@ -94,12 +96,13 @@ func (r *Runner) Run(id guestapi.Identity) (results []guestapi.HookResult, left 
 // list returns the hooks in dir, sorted, and how many more than
 // guestapi.MaxHooks there are. In most guests there is no such folder.
 func list(dir string) (names []string, left int) {
-	fd, err := os.OpenFile(dir, os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NONBLOCK, 0)
+	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, 0
 	}
-	defer fd.Close()
-	all, err := fd.Readdirnames(maxNames)
+	folder := os.NewFile(uintptr(fd), dir)
+	defer folder.Close()
+	all, err := folder.Readdirnames(maxNames)
 	if err != nil && err != io.EOF {
 		return nil, 0
 	}

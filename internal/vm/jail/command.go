@@ -38,6 +38,8 @@ type Command struct {
 	Path string `json:"path"`
 	// Args follow argv[0], which is Path.
 	Args []string `json:"args"`
+	// Env is the program's whole environment.
+	Env []string `json:"env"`
 	// Prefixes are folders outside /usr that the program needs: see Prefixes.
 	Prefixes []string `json:"prefixes"`
 	// Files are the only other files there.

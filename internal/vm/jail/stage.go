@@ -74,7 +74,7 @@ func stage2() fault {
 	if err := unix.CloseRange(first, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return faultOf("close other descriptors", err, false)
 	}
-	err = syscall.Exec(c.Path, append([]string{c.Path}, c.Args...), []string{"LC_ALL=C", "HOME=/"})
+	err = syscall.Exec(c.Path, append([]string{c.Path}, c.Args...), c.Env)
 	return faultOf("run "+c.Path, err, false)
 }
 
