@@ -61,7 +61,12 @@ type sample struct {
 
 // registry holds every benchmark in the order they are run and shown.
 func registry() []Benchmark {
-	return []Benchmark{boot(), execute(), create(), stdio()}
+	return []Benchmark{
+		boot(), execute(), create(), restore(), rewind(), fork(10, 10, 1.6), fork(100, 2, 1.5),
+		snapshotPause(), snapshotNoChange(),
+		memory("memory-idle", "memory of an idle copy", 0), memory("memory-touched-64mib", "the same, 64 MiB touched", 64),
+		diskPerSnapshot(), chain(1, 10), chain(50, 10), stdio(),
+	}
 }
 
 // All returns every benchmark there is, in the order they run.

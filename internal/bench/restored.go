@@ -106,7 +106,7 @@ func (p *plainRestore) start(ctx context.Context) (v *restoredVM, err error) {
 	if err := store.CopySparse(p.template, v.overlay); err != nil {
 		return nil, err
 	}
-	state, err := os.Open(p.state)
+	state, err := vm.OpenState(p.state)
 	if err != nil {
 		return nil, err
 	}

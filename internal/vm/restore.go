@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 
 	"github.com/warren-vm/warren/internal/vm/ram"
 )
@@ -24,7 +23,7 @@ func (v *VM) load(ctx context.Context, s Spec) error {
 	if err := v.memory.Settle(); err != nil {
 		return fmt.Errorf("restore the memory: %w", err)
 	}
-	state, err := os.Open(s.State)
+	state, err := OpenState(s.State)
 	if err != nil {
 		return fmt.Errorf("restore the devices: %w", err)
 	}

@@ -34,18 +34,26 @@ func (v *VM) Resume(ctx context.Context) error {
 	return nil
 }
 
-// PrepareCapture does, while the VM still runs, what makes Capture quicker.
-func (v *VM) PrepareCapture() error {
+// PrepareCapture does, while the VM still runs, what the next Capture would
+// keep the guest waiting for.
+func (v *VM) PrepareCapture(ctx context.Context) error {
 	v.capture.Lock()
 	defer v.capture.Unlock()
 	if v.memory == nil {
 		return ErrNoMemoryFile
+	}
+	if v.state == nil {
+		var err error
+		if v.state, err = v.lendState(ctx); err != nil {
+			return fmt.Errorf("prepare to save the devices: %w", err)
+		}
 	}
 	return v.memory.Prepare()
 }
 
 // Capture is what was copied out of a paused VM. The caller always closes it.
 type Capture struct {
+	state  *lentState // nil once it was taken
 	memory *ram.Capture
 	vm     *VM
 	// DiskFrozen is true when the disk had changed: the overlay the VM wrote to
@@ -58,20 +66,15 @@ type Capture struct {
 // CaptureTimes are the parts of a capture.
 type CaptureTimes struct{ Devices, Memory, Disk time.Duration }
 
-// SaveDevices writes the state of all devices of a paused VM to f, which is
-// open for writing and empty. Together with the file behind the RAM of a VM
-// with SharedMemory it is all there is.
-func (v *VM) SaveDevices(ctx context.Context, f *os.File) error { return v.saveDevices(ctx, f) }
-
-// Capture copies a paused VM's devices to state and its changed memory to
-// memory, both open for writing and empty, and, if next is not nil and the
-// guest has written to its disk, freezes the disk's overlay and puts next on
-// top of it.
+// Capture copies the devices and the changed memory of a paused VM for which
+// PrepareCapture was called; what does not fit into memory goes to spill, which
+// is open for writing and empty. If next is not nil and the guest has written
+// to its disk, it freezes the disk's overlay and puts next on top of it.
 //
 // When it fails nothing has changed, but that the disk may have been frozen
 // (see DiskFrozen of the capture, which is never nil). The VM can go on
 // whatever happened.
-func (v *VM) Capture(ctx context.Context, state, memory *os.File, next *Overlay) (*Capture, error) {
+func (v *VM) Capture(ctx context.Context, spill *os.File, next *Overlay) (*Capture, error) {
 	v.capture.Lock()
 	defer v.capture.Unlock()
 	c := &Capture{vm: v}
@@ -83,12 +86,16 @@ func (v *VM) Capture(ctx context.Context, state, memory *os.File, next *Overlay)
 		now := time.Now()
 		*d, began = now.Sub(began), now
 	}
-	if err := v.saveDevices(ctx, state); err != nil {
-		return c, err
+	if v.state == nil {
+		return c, errors.New("save the devices: nothing was prepared")
+	}
+	c.state, v.state = v.state, nil
+	err := c.state.save(ctx, v)
+	if err != nil {
+		return c, fmt.Errorf("save the devices: %w", err)
 	}
 	lap(&c.Took.Devices)
-	var err error
-	if c.memory, err = v.memory.Capture(memory); err != nil {
+	if c.memory, err = v.memory.Capture(spill); err != nil {
 		return c, fmt.Errorf("copy the changed memory: %w", err)
 	}
 	lap(&c.Took.Memory)
@@ -99,8 +106,18 @@ func (v *VM) Capture(ctx context.Context, state, memory *os.File, next *Overlay)
 	return c, err
 }
 
-// Finish completes the memory file. The VM may be running.
-func (c *Capture) Finish() error { return c.memory.Finish() }
+// Finish writes the state file, which is empty, and completes the memory file
+// that was the capture's spill. The VM may be running.
+func (c *Capture) Finish(ctx context.Context, state *os.File) error {
+	saved, err := c.takeState(ctx)
+	if err == nil {
+		err = writeState(state, saved)
+	}
+	if err != nil {
+		return fmt.Errorf("write the devices' state: %w", err)
+	}
+	return c.memory.Finish()
+}
 
 // Pages is how many pages of memory changed: those with data, and those that
 // are zero now.
@@ -117,8 +134,17 @@ func (c *Capture) Commit() {
 	}
 }
 
-// Close lets go of the copied memory.
+func (c *Capture) takeState(ctx context.Context) ([]byte, error) {
+	lent := c.state
+	c.state = nil
+	return lent.take(ctx, c.vm)
+}
+
+// Close lets go of what was copied.
 func (c *Capture) Close() {
+	if c.state != nil {
+		c.takeState(context.Background()) // of a capture that failed
+	}
 	if c.memory != nil {
 		c.memory.Close()
 	}
@@ -129,25 +155,6 @@ const (
 	stateSet        = 1
 	firstOverlaySet = 16
 )
-
-// saveDevices writes the state of all devices, without the RAM.
-func (v *VM) saveDevices(ctx context.Context, f *os.File) (err error) {
-	path, err := v.qmp.AddFD(ctx, stateSet, f)
-	if err != nil {
-		return fmt.Errorf("save the devices: %w", err)
-	}
-	defer func() {
-		if removed := v.qmp.RemoveFD(ctx, stateSet); err == nil && removed != nil {
-			err = fmt.Errorf("save the devices: %w", removed)
-		}
-	}()
-	// live would let go of the disks of a paused VM.
-	args := map[string]any{"filename": path, "live": false}
-	if err := v.qmp.Do(ctx, "xen-save-devices-state", args, nil); err != nil {
-		return fmt.Errorf("save the devices: %w", err)
-	}
-	return nil
-}
 
 // Overlay is an empty disk overlay that QEMU has open, to be put on top of the
 // one the VM writes to.

@@ -132,6 +132,10 @@ func (v *VM) detach() {
 	defer v.capture.Unlock()
 	if v.ram != nil {
 		v.memory.Release()
+		if v.state != nil {
+			v.state.file.Close()
+			v.state = nil
+		}
 		v.ram.Close()
 		v.ram, v.memory = nil, nil
 	}

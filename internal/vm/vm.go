@@ -49,6 +49,7 @@ type VM struct {
 	capture  sync.Mutex   // held while the RAM is looked at
 	ram      *ram.Process // nil when closed
 	memory   *ram.Tracker // nil when the RAM is not a file's private mapping
+	state    *lentState   // for the next capture; may be nil
 	overlays int          // how many were added
 	diskNode string       // the overlay that is written to
 	diskSeen uint64       // diskWrites when it was put on top

@@ -8,6 +8,7 @@ import (
 	"iter"
 	"os"
 
+	"github.com/klauspost/compress/s2"
 	"golang.org/x/sys/unix"
 )
 
@@ -36,16 +37,15 @@ func (c *Capture) Finish() error {
 }
 
 func (c *Capture) finish() error {
-	for i := range c.blocks {
-		b := &c.blocks[i]
-		if b.data == 0 || b.kept == nowhere {
-			continue
-		}
-		if _, err := c.spill.WriteAt(c.pages[b.kept*PageSize:][:b.data*PageSize], b.offset()); err != nil {
+	h := header{ram: c.ram, data: uint64(c.data)}
+	if packed := c.pack(); packed != nil {
+		h.packed = uint64(len(packed))
+		if _, err := c.spill.WriteAt(packed, headerSize); err != nil {
 			return err
 		}
+	} else if err := c.writePages(); err != nil {
+		return err
 	}
-	h := header{ram: c.ram, data: uint64(c.data)}
 	var table []byte
 	for e := range c.entries() {
 		table = e.append(table[:0])
@@ -69,6 +69,43 @@ func (c *Capture) finish() error {
 	h.tableSum = sum.Sum32()
 	_, err := c.spill.WriteAt(h.bytes(), 0)
 	return err
+}
+
+// writePages writes the data that is kept in memory.
+func (c *Capture) writePages() error {
+	for i := range c.blocks {
+		b := &c.blocks[i]
+		if b.data == 0 || b.kept == nowhere {
+			continue
+		}
+		if _, err := c.spill.WriteAt(c.pages[b.kept*PageSize:][:b.data*PageSize], b.offset()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// pack packs the data, or returns nil when that is not worth it or some is in
+// the file already.
+func (c *Capture) pack() []byte {
+	if c.data == 0 || c.data > maxPacked {
+		return nil
+	}
+	pages := make([]byte, 0, c.data*PageSize)
+	for i := range c.blocks {
+		b := &c.blocks[i]
+		if b.data > 0 && b.kept == nowhere {
+			return nil
+		}
+		if b.data > 0 {
+			pages = append(pages, c.pages[b.kept*PageSize:][:b.data*PageSize]...)
+		}
+	}
+	packed := s2.EncodeBetter(nil, pages)
+	if len(packed) > len(pages)/8*7 {
+		return nil
+	}
+	return packed
 }
 
 // Close gives the memory back. What was written stays.

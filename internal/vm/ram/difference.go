@@ -2,6 +2,7 @@ package ram
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"hash/crc32"
@@ -19,12 +20,13 @@ type Difference struct {
 	ram        uint64 // pages of the RAM
 	data, zero uint64
 	table      []entry
+	unpacked   []byte // the data pages, if the file has them packed
 }
 
 // OpenDifference opens the difference at path, which is one for a RAM of size
 // bytes. The file is not trusted: header and table are checked to the last
 // bit, and memory is taken within the bounds of size alone. The data pages are
-// not looked at. The error wraps ErrFormat or ErrVersion when the file is at
+// not looked at, unless they are packed. The error wraps ErrFormat or ErrVersion when the file is at
 // fault. The caller calls Close.
 func OpenDifference(path string, size int64) (*Difference, error) {
 	if err := checkSize(size); err != nil {
@@ -68,6 +70,11 @@ func parseDifference(r io.ReaderAt, length int64, ram uint64) (*Difference, erro
 		return nil, err
 	}
 	d := &Difference{ram: h.ram, data: h.data, table: make([]entry, 0, h.entries)}
+	if h.packed > 0 {
+		if d.unpacked, err = unpack(r, h); err != nil {
+			return nil, err
+		}
+	}
 	sum := crc32.New(castagnoli)
 	in := bufio.NewReaderSize(io.TeeReader(io.NewSectionReader(r, h.table(), length-h.table()), sum), 64<<10)
 	var last entry
@@ -116,9 +123,23 @@ func (d *Difference) runs(k kind) iter.Seq[Run] {
 	}
 }
 
+// copyTo writes n bytes of data pages, at being the number among them of the
+// first, to dst at off.
+func (d *Difference) copyTo(ctx context.Context, dst *os.File, off int64, at uint64, n int64) error {
+	if d.unpacked != nil {
+		_, err := dst.WriteAt(d.unpacked[at*PageSize:][:n], off)
+		return err
+	}
+	return copyRange(ctx, dst, off, d.file, headerSize+int64(at)*PageSize, n)
+}
+
 // readAt fills buf with data pages, at being the number among them of the
 // first.
 func (d *Difference) readAt(buf []byte, at uint64) error {
+	if d.unpacked != nil {
+		copy(buf, d.unpacked[at*PageSize:])
+		return nil
+	}
 	_, err := d.file.ReadAt(buf, headerSize+int64(at)*PageSize)
 	if errors.Is(err, io.EOF) {
 		err = wrong("it became shorter while it was read")

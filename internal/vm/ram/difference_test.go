@@ -35,7 +35,7 @@ func written(entries []entry, change func(*header), patch func(b []byte)) []byte
 	b := append(append(h.bytes(), pages...), table...)
 	if patch != nil {
 		patch(b)
-		binary.LittleEndian.PutUint32(b[52:], crc32.Checksum(b[:52], castagnoli))
+		binary.LittleEndian.PutUint32(b[60:], crc32.Checksum(b[:60], castagnoli))
 	}
 	return b
 }
@@ -78,7 +78,7 @@ func TestOnlyWholeDifferencesAreOpened(t *testing.T) {
 		{"page size", written(goodEntries, nil, func(b []byte) { b[13] = 0x40 }), "pages have 16384 bytes"},
 		{"another RAM", written(goodEntries, func(h *header) { h.ram = 65 }, nil), "for a RAM of 65 pages, not 64"},
 		{"a flipped bit of the header", flip(good, 20), "checksum of the header"},
-		{"something behind the header", flip(good, 4000), "not zero from byte 56"},
+		{"something behind the header", flip(good, 4000), "not zero from byte 64"},
 		{"a flipped bit of the table", flip(good, len(good)-16), "checksum of the table"},
 		{"too much data", written(goodEntries, nil, func(b []byte) { le.PutUint64(b[24:], 1<<52) }), "too many"},
 		{"too many entries", written(goodEntries, nil, func(b []byte) { le.PutUint64(b[32:], 1<<60) }), "too many"},
@@ -173,7 +173,7 @@ func FuzzDifference(f *testing.F) {
 		if len(b) >= headerUsed {
 			// Without right checksums next to nothing would be looked at.
 			le.PutUint32(b[48:], crc32.Checksum(b[headerUsed:], castagnoli))
-			le.PutUint32(b[52:], crc32.Checksum(b[:52], castagnoli))
+			le.PutUint32(b[60:], crc32.Checksum(b[:60], castagnoli))
 			file.head = append(bytes.Clone(b[:headerUsed]), zeros[headerUsed:]...)
 			file.table, file.at = b[headerUsed:], int64(le.Uint64(b[40:]))
 		}

@@ -40,12 +40,15 @@
 //	16  8  pages of the RAM, 1 to 4294967295
 //	24  8  data pages in this file
 //	32  8  entries of the table
-//	40  8  where the table starts: 4096 + 4096 × data pages
-//	48  4  CRC-32C of the table
-//	52  4  CRC-32C of bytes 0 to 51
-//	56     zero
+//	40  8  where the table starts: 4096 + the length of the data
+//	48  8  length of the data if it is packed; else 0, and it is 4096 × data pages
+//	56  4  CRC-32C of the table
+//	60  4  CRC-32C of bytes 0 to 59
+//	64     zero
 //
-// The data pages, in ascending order of their numbers. They have no checksum:
+// The data pages, in ascending order of their numbers; if they are at most
+// 512, and shrink, packed together as one S2 block (Snappy's format with
+// longer matches), which must unpack to exactly their length. They have no checksum:
 // the snapshot's manifest carries a SHA-256 of the whole file. They come
 // before the table so that they can be written before the table is known.
 //

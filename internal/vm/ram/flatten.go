@@ -86,14 +86,14 @@ type flattening struct {
 // add writes the pages of d that are not done. Where something may be below
 // them, zero pages have to be cut out of it.
 func (f *flattening) add(d *Difference, below bool) error {
-	at := int64(headerSize)
+	at := uint64(0) // among the data pages
 	for _, e := range d.table {
 		for r := range f.todo(Run{e.first, uint64(e.count)}) {
 			off, n := int64(r.First)*PageSize, int64(r.Count)*PageSize
 			var err error
 			switch {
 			case e.kind == data:
-				err = copyRange(f.ctx, f.dst, off, d.file, at+int64(r.First-e.first)*PageSize, n)
+				err = d.copyTo(f.ctx, f.dst, off, at+r.First-e.first, n)
 			case below:
 				err = clearRange(f.ctx, f.dst, off, n)
 			}
@@ -102,7 +102,7 @@ func (f *flattening) add(d *Difference, below bool) error {
 			}
 		}
 		if e.kind == data {
-			at += int64(e.count) * PageSize
+			at += uint64(e.count)
 		}
 	}
 	return nil

@@ -1,0 +1,172 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/warren-vm/warren/internal/machine"
+	"github.com/warren-vm/warren/internal/store/snapshots"
+	"github.com/warren-vm/warren/internal/vm"
+	"github.com/warren-vm/warren/internal/vm/ram"
+)
+
+// restore measures a VM that goes on from a snapshot of a running one.
+func restore() Benchmark {
+	return chainOf(Benchmark{
+		Name:  "restore",
+		Title: "restore of a snapshot to its first exec",
+		Floor: "plain restore, one answer",
+		N:     20,
+	}, 1)
+}
+
+// chain measures the same after so many snapshots in a row.
+func chain(length, samples int) Benchmark {
+	return chainOf(Benchmark{
+		Name:  fmt.Sprintf("chain-%d", length),
+		Title: fmt.Sprintf("restore after %d chained snapshots", length),
+		Floor: "plain restore, one answer",
+		N:     samples,
+	}, length)
+}
+
+func chainOf(b Benchmark, length int) Benchmark {
+	b.Unit = Milliseconds
+	b.Bars = []Bar{{Of: "ratio", AtMost: 1.6}}
+	b.open = func(ctx context.Context, bed *bed) (pair, error) {
+		made, err := bed.chain(ctx, length)
+		remove := func() error { return bed.remove(made) }
+		if err != nil {
+			return nil, errors.Join(err, remove())
+		}
+		last := made[length-1]
+		template, err := machine.Template(ctx, bed.o.machine())
+		if err == nil {
+			var p pair
+			p, err = bed.against(ctx, template, func(ctx context.Context) (*machine.Machine, error) {
+				return machine.Restore(ctx, last, bed.o.machine())
+			}, remove)
+			if err == nil {
+				return p, nil
+			}
+		}
+		return nil, errors.Join(err, remove())
+	}
+	return b
+}
+
+// settleTime is how long the flattening of a chain may take, which goes on
+// aside after the last snapshot.
+const settleTime = 30 * time.Second
+
+// chain makes so many snapshots of one machine, each with a little of memory
+// and of the disk changed.
+func (b *bed) chain(ctx context.Context, length int) (made []string, err error) {
+	m, err := machine.Create(ctx, b.o.machine())
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, closeMachine(m)) }()
+	for i := range length {
+		change := fmt.Sprintf("head -c 1048576 /dev/urandom > /dev/shm/%d; echo %d >> /root/log; sync", i, i)
+		if err := run(ctx, m, "sh", "-c", change); err != nil {
+			return made, err
+		}
+		info, err := m.Save(ctx, "kosa8 bench")
+		if err != nil {
+			return made, err
+		}
+		made = append(made, info.ID)
+	}
+	return made, b.awaitFlat(ctx, made[length-1])
+}
+
+// awaitFlat waits until what a restore has to write itself is little.
+func (b *bed) awaitFlat(ctx context.Context, id string) error {
+	for end := time.Now().Add(settleTime); ; time.Sleep(50 * time.Millisecond) {
+		sn, err := snapshots.In(b.home, snapshots.WithOwner(vm.Own)).Open(ctx, id)
+		if err != nil {
+			return err
+		}
+		_, differences := sn.Base()
+		left := ram.Size(differences)
+		sn.Close()
+		if left <= 16<<20 || time.Now().After(end) {
+			return nil
+		}
+	}
+}
+
+// rewind measures going back to a snapshot in place of the running machine,
+// against making a new one.
+func rewind() Benchmark {
+	return Benchmark{
+		Name:  "rewind",
+		Title: "rewind to a snapshot, first exec",
+		Floor: "create, first exec",
+		Unit:  Milliseconds,
+		N:     20,
+		Bars:  []Bar{{Of: "ratio", AtMost: 1.5}},
+		open: func(ctx context.Context, b *bed) (pair, error) {
+			m, err := machine.Create(ctx, b.o.machine())
+			if err != nil {
+				return nil, err
+			}
+			info, err := m.Save(ctx, "kosa8 bench")
+			if err != nil {
+				return nil, errors.Join(err, closeMachine(m))
+			}
+			return &rewindPair{b, m, info.ID}, nil
+		},
+	}
+}
+
+type rewindPair struct {
+	bed *bed
+	m   *machine.Machine
+	id  string
+}
+
+func (p *rewindPair) subject(ctx context.Context, count int) ([]sample, error) {
+	ctx, cancel := deadline(ctx, restoreDeadline)
+	defer cancel()
+	var out []sample
+	for range count {
+		began := time.Now()
+		next, err := p.m.Rewind(ctx, p.id)
+		if err != nil {
+			return nil, reason(ctx, err)
+		}
+		p.m = next
+		ready := time.Now()
+		if err := runSmallest(ctx, p.m); err != nil {
+			return nil, reason(ctx, err)
+		}
+		out = append(out, sample{milliseconds(time.Since(began)), map[string]float64{
+			"rewind": milliseconds(ready.Sub(began)), "exec": milliseconds(time.Since(ready)),
+		}})
+	}
+	return out, nil
+}
+
+func (p *rewindPair) floor(ctx context.Context, count int) ([]float64, error) {
+	ctx, cancel := deadline(ctx, restoreDeadline)
+	defer cancel()
+	var out []float64
+	for range count {
+		s, err := firstExec(ctx, func(ctx context.Context) (*machine.Machine, error) {
+			return machine.Create(ctx, p.bed.o.machine())
+		})
+		if err != nil {
+			return nil, reason(ctx, err)
+		}
+		out = append(out, s.value)
+	}
+	return out, nil
+}
+
+func (p *rewindPair) close() error {
+	return errors.Join(closeMachine(p.m), p.bed.remove([]string{p.id}))
+}
