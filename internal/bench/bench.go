@@ -65,7 +65,7 @@ func registry() []Benchmark {
 		boot(), execute(), create(), restore(), rewind(), fork(10, 10, 1.6), fork(100, 2, 1.5),
 		snapshotPause(), snapshotNoChange(),
 		memory("memory-idle", "memory of an idle copy", 0), memory("memory-touched-64mib", "the same, 64 MiB touched", 64),
-		diskPerSnapshot(), chain(1, 10), chain(50, 10), stdio(),
+		diskPerSnapshot(), chain1(), chain50(), stdio(),
 	}
 }
 

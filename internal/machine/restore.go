@@ -127,6 +127,12 @@ func (p parts) restore(ctx context.Context, o Options, began time.Time, sn *snap
 		}
 		flat, differences = sn.Base()
 	}
+	if len(sn.Overlays()) > maxOverlays {
+		if err := sn.MergeOverlays(ctx, vm.Merger(ctx, p.image.DataBase)); err != nil {
+			p.release()
+			return nil, err
+		}
+	}
 	return launch(ctx, p, o, began, func(c *supervisor.Config, _ *store.VMDir) {
 		c.Snapshot, c.Prepared = m.ID, m.Prepared
 		c.VM.Kernel, c.VM.Initramfs, c.VM.Cmdline = "", "", ""
@@ -139,6 +145,10 @@ func (p parts) restore(ctx context.Context, o Options, began time.Time, sn *snap
 // itself, which takes it 1 ms for 2 MiB each time; more than that is flattened
 // once.
 const maxApplied = 24 << 20
+
+// maxOverlays is how many disk overlays a restore has QEMU open; more are
+// merged once. A supervisor merges its VM's aside before there are so many.
+const maxOverlays = 16
 
 // flatten makes a flat file of a snapshot's memory, which its copies share.
 func flatten(ctx context.Context, sn *snapshots.Snapshot) error {

@@ -19,8 +19,8 @@ const keepFlats = 8
 
 // Collected is what a Collect removed.
 type Collected struct {
-	// Removed are the forks and templates, Flats the snapshots whose cached
-	// memory went.
+	// Removed are the forks and templates, Flats the snapshots of which
+	// something in the cache went.
 	Removed, Flats []string
 	// Leftovers counts drafts and half removed snapshots.
 	Leftovers int
@@ -56,8 +56,10 @@ func (s *Store) Collect(ctx context.Context, keepTemplate func(Manifest) bool) (
 		}
 		done.Bytes += bytes
 	}
-	if err := s.collectRAM(&done); err != nil {
-		errs = append(errs, fmt.Errorf("collect %s: %w", s.ramCache(), err))
+	for _, c := range []cache{ramCache, diskCache} {
+		if err := s.collectCache(c, &done); err != nil {
+			errs = append(errs, fmt.Errorf("collect %s: %w", s.cacheRoot(c), err))
+		}
 	}
 	return done, errors.Join(errs...)
 }
@@ -137,14 +139,14 @@ func (s *Store) leftovers() ([]corpse, error) {
 	return dead, nil
 }
 
-// collectRAM removes the cache of other boots, and of this one what is left
+// collectCache removes the cache of other boots, and of this one what is left
 // over, what belongs to no snapshot, and what was not used for longest.
-func (s *Store) collectRAM(done *Collected) error {
-	here, err := s.ramDir()
+func (s *Store) collectCache(c cache, done *Collected) error {
+	here, err := s.cacheDir(c)
 	if err != nil {
 		return err
 	}
-	boots, err := os.ReadDir(s.ramCache())
+	boots, err := os.ReadDir(s.cacheRoot(c))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -153,7 +155,7 @@ func (s *Store) collectRAM(done *Collected) error {
 	}
 	var errs []error
 	for _, b := range boots {
-		if path := filepath.Join(s.ramCache(), b.Name()); path != here {
+		if path := filepath.Join(s.cacheRoot(c), b.Name()); path != here {
 			done.Bytes += usage(path)
 			errs = append(errs, os.RemoveAll(path))
 		}

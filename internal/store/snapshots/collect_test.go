@@ -218,15 +218,6 @@ func TestOneTemplateIsMadeAtATime(t *testing.T) {
 	if names, _ := filepath.Glob(s.dir() + "/.template*"); len(names) > 0 {
 		t.Error(names)
 	}
-	published(t, s, NewTemplateID("key"), plan(KindTemplate, ""))
-	for key, want := range map[string]int{"key": 1, "other": 0} {
-		if all, problems, err := s.Templates(t.Context(), key); len(all) != want || len(problems) > 0 || err != nil {
-			t.Error(key, all, problems, err)
-		}
-	}
-	if id := NewTemplateID("key"); CheckID(id) != nil || !strings.HasPrefix(id, TemplatePrefix("key")) || len(TemplatePrefix("key")) != 18 {
-		t.Error(id)
-	}
 }
 
 func TestAReadOnlyLookMakesNothing(t *testing.T) {

@@ -48,8 +48,10 @@ func (s *Store) Delete(ctx context.Context, id string) error {
 	if _, err := c.remove(); err != nil {
 		return fmt.Errorf("delete snapshot %s: it is gone, but not all its files: %w", id, err)
 	}
-	if dir, err := s.ramDir(); err == nil {
-		_ = s.collectFlat(filepath.Join(dir, id), true, &Collected{}) // Collect tries again
+	for _, kind := range []cache{ramCache, diskCache} {
+		if dir, err := s.cacheDir(kind); err == nil {
+			_ = s.collectFlat(filepath.Join(dir, id), true, &Collected{}) // Collect tries again
+		}
 	}
 	return nil
 }

@@ -173,7 +173,7 @@ func (d *Draft) seal(ctx context.Context, m Manifest) error {
 
 // overlays counts the overlays that were written.
 func (d *Draft) overlays() (n int) {
-	for ; n < maxOverlays; n++ {
+	for ; n < MaxOverlays; n++ {
 		if _, err := os.Lstat(d.Path(DiskName(n))); err != nil {
 			break
 		}

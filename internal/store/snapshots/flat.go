@@ -14,15 +14,24 @@ import (
 	"github.com/warren-vm/warren/internal/store"
 )
 
-// ramCache is the folder of the flat files made in any boot of the host; its
-// rooms are one boot's each. A reboot empties the page cache, and with it most
-// of what such a file is good for.
-func (s *Store) ramCache() string { return filepath.Join(s.home.Cache(), "ram") }
+// cache is one kind of files that are made of snapshots and can be made again.
+type cache string
 
-// ramDir is the folder of this boot.
-func (s *Store) ramDir() (string, error) {
+// Flat memory, and overlays of a disk merged into one.
+const (
+	ramCache  cache = "ram"
+	diskCache cache = "disk"
+)
+
+// cacheRoot is the folder of the files made in any boot of the host; its rooms
+// are one boot's each. A reboot empties the page cache, and with it most of
+// what such a file is good for.
+func (s *Store) cacheRoot(c cache) string { return filepath.Join(s.home.Cache(), string(c)) }
+
+// cacheDir is the folder of this boot.
+func (s *Store) cacheDir(c cache) (string, error) {
 	boot, err := store.BootID()
-	return filepath.Join(s.ramCache(), boot), err
+	return filepath.Join(s.cacheRoot(c), boot), err
 }
 
 // flatStamp proves that a flat file is the one that was made for a manifest.
@@ -71,14 +80,20 @@ func (sn *Snapshot) flat(n *node) (string, bool) {
 	if n.m.Memory.Kind == MemoryFlat {
 		return n.path(MemoryName), true
 	}
-	dir, err := sn.s.ramDir()
+	return sn.cached(ramCache, n)
+}
+
+// cached finds what the cache has of a snapshot, and holds it.
+func (sn *Snapshot) cached(c cache, n *node) (string, bool) {
+	dir, err := sn.s.cacheDir(c)
 	if err != nil {
 		return "", false
 	}
 	path := filepath.Join(dir, n.m.ID)
 	sn.mu.Lock()
 	defer sn.mu.Unlock()
-	f := sn.flats[n.m.ID]
+	key := string(c) + "/" + n.m.ID
+	f := sn.held[key]
 	if f == nil || !store.IsAt(f, path) {
 		if f, err = os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0); err != nil {
 			return "", false
@@ -87,7 +102,7 @@ func (sn *Snapshot) flat(n *node) (string, bool) {
 			f.Close()
 			return "", false
 		}
-		sn.keep(n.m.ID, f)
+		sn.keep(key, f)
 	}
 	if !readFlatStamp(path, n.m.SHA256) {
 		return "", false
@@ -97,15 +112,15 @@ func (sn *Snapshot) flat(n *node) (string, bool) {
 	return path, true
 }
 
-// keep holds a flat file until Close. sn.mu is held.
-func (sn *Snapshot) keep(id string, f *os.File) {
-	if sn.flats == nil {
-		sn.flats = map[string]*os.File{}
+// keep holds a file of the cache until Close. sn.mu is held.
+func (sn *Snapshot) keep(key string, f *os.File) {
+	if sn.held == nil {
+		sn.held = map[string]*os.File{}
 	}
-	if was := sn.flats[id]; was != nil {
+	if was := sn.held[key]; was != nil {
 		was.Close()
 	}
-	sn.flats[id] = f
+	sn.held[key] = f
 }
 
 // MakeFlat finds this snapshot's flat memory or makes it: build fills dst, an
@@ -116,41 +131,59 @@ func (sn *Snapshot) MakeFlat(ctx context.Context, build func(dst *os.File, base 
 	if path, ok := sn.Flat(); ok {
 		return path, nil
 	}
-	path, err := sn.makeFlat(ctx, build)
+	path, err := sn.fill(ctx, ramCache, sn.n, func(dst *os.File) error {
+		base, differences := sn.Base()
+		if err := build(dst, base, differences); err != nil {
+			return err
+		}
+		info, err := dst.Stat()
+		if err == nil && info.Size() != sn.n.m.ram() {
+			err = fmt.Errorf("it has %d bytes, the machine %d", info.Size(), sn.n.m.ram())
+		}
+		return err
+	})
 	if err != nil {
 		return "", fmt.Errorf("put the memory of snapshot %s together: %w", sn.n.m.ID, store.WithRemedy(err))
 	}
 	return path, nil
 }
 
-func (sn *Snapshot) makeFlat(ctx context.Context, build func(*os.File, string, []string) error) (string, error) {
-	dir, err := sn.s.ramDir()
+// fill finds what the cache has of n or makes it.
+func (sn *Snapshot) fill(ctx context.Context, c cache, n *node, build func(dst *os.File) error) (string, error) {
+	dir, err := sn.s.cacheDir(c)
 	if err != nil {
 		return "", err
 	}
 	if err := sn.s.disk.mkdirAll(dir); err != nil {
 		return "", err
 	}
-	path := filepath.Join(dir, sn.n.m.ID)
+	path := filepath.Join(dir, n.m.ID)
 	lock, err := lockPath(ctx, lockOf(path))
 	if err != nil {
 		return "", err
 	}
 	defer lock.Close()
-	if path, ok := sn.Flat(); ok {
+	if path, ok := sn.cached(c, n); ok {
 		return path, nil // made while this one waited
 	}
-	return path, sn.fillFlat(path, build)
+	f, err := sn.s.fillFile(path, n, build)
+	if err != nil {
+		return "", err
+	}
+	sn.mu.Lock()
+	defer sn.mu.Unlock()
+	sn.keep(string(c)+"/"+n.m.ID, f)
+	return path, nil
 }
 
-// fillFlat makes the flat file. Its lock is held: whatever has its temporary
-// name or no right stamp is left over.
-func (sn *Snapshot) fillFlat(path string, build func(*os.File, string, []string) error) (err error) {
-	fresh := filepath.Join(filepath.Dir(path), newPrefix+sn.n.m.ID)
+// fillFile makes a file of the cache and returns it held. Its lock is held:
+// whatever has its temporary name or no right stamp is left over.
+func (s *Store) fillFile(path string, n *node, build func(dst *os.File) error) (_ *os.File, err error) {
+	fresh := filepath.Join(filepath.Dir(path), newPrefix+n.m.ID)
 	_ = os.Remove(fresh)
-	f, err := sn.s.disk.create(fresh, 0o600)
+	f, err := s.disk.create(fresh, 0o600)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer func() {
 		if err != nil {
@@ -159,55 +192,44 @@ func (sn *Snapshot) fillFlat(path string, build func(*os.File, string, []string)
 		}
 	}()
 	if err := store.TryLock(f, store.LockShared); err != nil {
-		return err
+		return nil, err
 	}
-	base, differences := sn.Base()
-	if err := build(f, base, differences); err != nil {
-		return err
+	if err := s.own(fresh); err != nil {
+		return nil, err
 	}
-	info, err := f.Stat()
-	if err != nil {
-		return err
+	if err := build(f); err != nil {
+		return nil, err
 	}
-	if info.Size() != sn.n.m.ram() {
-		return fmt.Errorf("it has %d bytes, the machine %d", info.Size(), sn.n.m.ram())
+	if err := s.disk.rename(fresh, path); err != nil {
+		return nil, err
 	}
-	if err := sn.s.own(fresh); err != nil {
-		return err
-	}
-	if err := sn.s.disk.rename(fresh, path); err != nil {
-		return err
-	}
-	if err := sn.stampFlat(path); err != nil {
+	if err := s.stampFlat(path, n); err != nil {
 		os.Remove(path)
-		return err
+		return nil, err
 	}
-	sn.mu.Lock()
-	defer sn.mu.Unlock()
-	sn.keep(sn.n.m.ID, f)
-	return nil
+	return f, nil
 }
 
 // stampFlat takes the stamp after the rename, which changes the change time.
-func (sn *Snapshot) stampFlat(path string) error {
+func (s *Store) stampFlat(path string, n *node) error {
 	is, _, err := look(path)
 	if err != nil {
 		return err
 	}
-	data, err := json.Marshal(flatStamp{sn.n.m.SHA256, is})
+	data, err := json.Marshal(flatStamp{n.m.SHA256, is})
 	if err != nil {
 		return err
 	}
-	fresh := filepath.Join(filepath.Dir(path), newPrefix+sn.n.m.ID+".stamp")
+	fresh := filepath.Join(filepath.Dir(path), newPrefix+n.m.ID+".stamp")
 	_ = os.Remove(fresh)
-	f, err := sn.s.disk.create(fresh, 0o600)
+	f, err := s.disk.create(fresh, 0o600)
 	if err != nil {
 		return err
 	}
-	err = sn.s.disk.writeAt(f, data, 0)
+	err = s.disk.writeAt(f, data, 0)
 	f.Close()
 	if err == nil {
-		err = sn.s.disk.rename(fresh, stampOf(path))
+		err = s.disk.rename(fresh, stampOf(path))
 	}
 	if err != nil {
 		os.Remove(fresh)

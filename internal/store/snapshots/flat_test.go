@@ -66,7 +66,7 @@ func TestTheCacheKeepsWhatIsHeldAndTheNewest(t *testing.T) {
 			sn.Close()
 		}
 	}
-	old := filepath.Join(s.ramCache(), "another-boot")
+	old := filepath.Join(s.cacheRoot(ramCache), "another-boot")
 	if err := os.MkdirAll(old, 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +88,7 @@ func TestTheCacheKeepsWhatIsHeldAndTheNewest(t *testing.T) {
 	if err := s.Delete(t.Context(), "s10"); err != nil {
 		t.Fatal(err)
 	}
-	dir, _ := s.ramDir()
+	dir, _ := s.cacheDir(ramCache)
 	if left, _ := filepath.Glob(dir + "/s10*"); len(left) > 0 {
 		t.Error(left)
 	}

@@ -176,7 +176,7 @@ func TestAKilledProcessLosesNothingItPublishedAndLeavesNothing(t *testing.T) {
 
 // freshIn are half made files in the cache.
 func freshIn(s *Store) []string {
-	dir, _ := s.ramDir()
+	dir, _ := s.cacheDir(ramCache)
 	entries, _ := os.ReadDir(dir)
 	var names []string
 	for _, e := range entries {

@@ -22,15 +22,6 @@ type Problem struct {
 // List reads all manifests, oldest first, whatever their kind. It takes no
 // lock and looks at no other file; what cannot be read is a Problem.
 func (s *Store) List(ctx context.Context) ([]Manifest, []Problem, error) {
-	return s.list(ctx, "")
-}
-
-// Templates is List for the templates of a key.
-func (s *Store) Templates(ctx context.Context, key string) ([]Manifest, []Problem, error) {
-	return s.list(ctx, TemplatePrefix(key))
-}
-
-func (s *Store) list(ctx context.Context, prefix string) ([]Manifest, []Problem, error) {
 	ids, err := s.ids()
 	if err != nil {
 		return nil, nil, err
@@ -40,9 +31,6 @@ func (s *Store) list(ctx context.Context, prefix string) ([]Manifest, []Problem,
 	for _, id := range ids {
 		if ctx.Err() != nil {
 			return nil, nil, context.Cause(ctx)
-		}
-		if !strings.HasPrefix(id, prefix) {
-			continue
 		}
 		m, err := readManifest(s.folder(id), id)
 		if err == nil {

@@ -323,7 +323,7 @@ func (m Manifest) checkNeeds() error {
 			return errors.New("its own overlay is not the last of its disk")
 		}
 	}
-	if own := slices.Contains(m.Disks, m.ID); m.Overlays < 0 || m.Overlays > maxOverlays || own != (m.Overlays > 0) {
+	if own := slices.Contains(m.Disks, m.ID); m.Overlays < 0 || m.Overlays > MaxOverlays || own != (m.Overlays > 0) {
 		return fmt.Errorf("a disk with %d overlays of its own", m.Overlays)
 	}
 	return nil

@@ -20,8 +20,8 @@ type Snapshot struct {
 	c *closure
 	n *node
 
-	mu    sync.Mutex
-	flats map[string]*os.File // in the cache, by snapshot, held
+	mu   sync.Mutex
+	held map[string]*os.File // in the cache, by kind and snapshot
 }
 
 // Open holds a snapshot and makes sure that it and what it needs is what was
@@ -101,20 +101,11 @@ func (sn *Snapshot) Manifest() Manifest {
 // ID is its id.
 func (sn *Snapshot) ID() string { return sn.n.m.ID }
 
+// Depth is how many snapshots it needs, itself included.
+func (sn *Snapshot) Depth() int { return len(sn.c.order) }
+
 // State is the path of the devices' state.
 func (sn *Snapshot) State() string { return sn.n.path(StateName) }
-
-// Overlays are the paths of the frozen disk overlays, oldest first.
-func (sn *Snapshot) Overlays() []string {
-	var paths []string
-	for _, id := range sn.n.m.Disks {
-		n := sn.c.byID[id]
-		for _, name := range n.m.overlays() {
-			paths = append(paths, n.path(name))
-		}
-	}
-	return paths
-}
 
 // Size is what the snapshot itself takes on the disk, in bytes.
 func (sn *Snapshot) Size() int64 { return usage(sn.n.dir) }
@@ -140,9 +131,9 @@ func (sn *Snapshot) Close() error {
 	sn.mu.Lock()
 	defer sn.mu.Unlock()
 	var errs []error
-	for _, f := range sn.flats {
+	for _, f := range sn.held {
 		errs = append(errs, f.Close())
 	}
-	sn.flats = nil
+	sn.held = nil
 	return errors.Join(append(errs, sn.c.release())...)
 }

@@ -3,7 +3,6 @@ package snapshots
 import (
 	"context"
 	"crypto/rand"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -45,8 +44,8 @@ const (
 	templatePrefix = ".template-"
 )
 
-// maxOverlays bounds the overlays of one snapshot.
-const maxOverlays = 16
+// MaxOverlays bounds the overlays of one snapshot.
+const MaxOverlays = 16
 
 // DiskName is the name of a snapshot's own overlay of that place, the oldest
 // being 0.
@@ -58,7 +57,7 @@ func DiskName(place int) string {
 }
 
 func isDisk(name string) bool {
-	for i := range maxOverlays {
+	for i := range MaxOverlays {
 		if name == DiskName(i) {
 			return true
 		}
@@ -101,15 +100,6 @@ func In(h store.Home, options ...Option) *Store {
 
 // NewID is a fresh random snapshot id.
 func NewID() string { return "s" + random(8) }
-
-// TemplatePrefix is what the ids of all templates of a key start with.
-func TemplatePrefix(key string) string {
-	return fmt.Sprintf("t%x-", sha256.Sum256([]byte(key)))[:17] + "-"
-}
-
-// NewTemplateID is a fresh id for a template of a key. Each gets its own, so
-// that a damaged one does not stand in the way of its successor.
-func NewTemplateID(key string) string { return TemplatePrefix(key) + random(4) }
 
 func random(n int) string {
 	b := make([]byte, n)
@@ -164,14 +154,16 @@ func (s *Store) gate(ctx context.Context, mode store.LockMode) (*os.File, error)
 	return f, nil
 }
 
-// TemplateLock waits until nobody else makes the template of a key. The lock
-// goes with the process.
+// TemplateLock waits until nobody else makes the template of a key, which is
+// made like an id. The lock goes with the process.
 func (s *Store) TemplateLock(ctx context.Context, key string) (release func(), err error) {
+	if err := CheckID(key); err != nil {
+		return nil, fmt.Errorf("lock template: %w", err)
+	}
 	if err := s.make(); err != nil {
 		return nil, fmt.Errorf("lock template %.80q: %w", key, store.WithRemedy(err))
 	}
-	name := templatePrefix + strings.TrimSuffix(TemplatePrefix(key), "-") + ".lock"
-	f, err := lockPath(ctx, filepath.Join(s.dir(), name))
+	f, err := lockPath(ctx, filepath.Join(s.dir(), templatePrefix+key+".lock"))
 	if err != nil {
 		return nil, fmt.Errorf("lock template %.80q: %w", key, store.WithRemedy(err))
 	}

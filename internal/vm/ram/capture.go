@@ -47,8 +47,12 @@ func (c *Capture) finish() error {
 		return err
 	}
 	var table []byte
+	var last entry
 	for e := range c.entries() {
-		table = e.append(table[:0])
+		if e.first < last.end() { // nobody could restore it
+			return fmt.Errorf("page %d comes after page %d", e.first, last.end())
+		}
+		last = e
 		h.entries++
 	}
 	sum := crc32.New(castagnoli)

@@ -49,6 +49,29 @@ func TestOwnPagesAreFoundInBothWays(t *testing.T) {
 	}
 }
 
+// The kernel gives regions in groups of 512; see scan.
+func TestOwnPagesInManyPiecesAreFoundOnce(t *testing.T) {
+	for _, pieces := range []int{511, 512, 513, 700, 1023, 1024, 1025, 1500, 2048, 3000} {
+		c := startChild(t, 8192)
+		for i := range pieces {
+			c.do("fill", 2*i, 1, 1)
+		}
+		own, err := c.attach().Own()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(own) != pieces {
+			t.Errorf("%d runs of %d", len(own), pieces)
+		}
+		for i, r := range own {
+			if r.First != uint64(2*i) || r.Count != 1 {
+				t.Errorf("of %d pieces, run %d is %v", pieces, i, r)
+				break
+			}
+		}
+	}
+}
+
 func TestAMappingThatTheKernelSplitIsWhole(t *testing.T) {
 	c := startChild(t, 256)
 	c.do("fill", 0, 256, 1)

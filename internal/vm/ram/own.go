@@ -78,10 +78,15 @@ func (p *Process) scan() ([]Run, error) {
 		if n > uintptr(len(vec)) || arg.walkEnd <= start {
 			return nil, fmt.Errorf("the scan stands still at %#x", arg.walkEnd)
 		}
+		next := arg.walkEnd
 		for _, r := range vec[:n] {
 			runs = appendRun(runs, Run{(r.start - p.start) / PageSize, (r.end - r.start) / PageSize})
+			// The kernel (seen with 6.18) gives regions in groups of 512 and
+			// says of a walk that it finished where the group before the last
+			// one ended: to go on there would give the last ones twice.
+			next = max(next, r.end)
 		}
-		start = arg.walkEnd
+		start = next
 	}
 	return runs, nil
 }
