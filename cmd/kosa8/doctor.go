@@ -19,7 +19,7 @@ func newDoctor(s streams) *cobra.Command {
 		Short: "Say what this machine has and lacks",
 		Long: `Look at everything that running VMs needs, and say of each thing what was
 found, what follows from it and what to do. The exit code is 1 when no VM can
-run. With --repair what dead VMs left is removed.`,
+run. With --repair what dead VMs left and what no snapshot needs is removed.`,
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			home, err := store.DefaultHome()
@@ -43,7 +43,7 @@ run. With --repair what dead VMs left is removed.`,
 		},
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "print as JSON")
-	c.Flags().BoolVar(&o.Repair, "repair", false, "remove what dead VMs left")
+	c.Flags().BoolVar(&o.Repair, "repair", false, "remove what dead VMs left and what no snapshot needs")
 	return c
 }
 

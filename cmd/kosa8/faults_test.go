@@ -64,7 +64,7 @@ func TestAConsoleFloodDisturbsNothing(t *testing.T) {
 
 func TestAFullDiskOnTheHostIsNamedAndLeavesNothing(t *testing.T) {
 	k := newKosa8(t, vmHome(t), "run", "base", "true")
-	k.onSmallDisk(t, "64k")
+	k.onSmallDisk(t, "16k")
 	code := k.start(t).end(t)
 	if code != 1 || !strings.HasPrefix(k.errs.String(), "kosa8: ") || !strings.Contains(k.errs.String(), "no space left") {
 		t.Errorf("code %d, stderr %q, want 1 and a line about space", code, k.errs.String())

@@ -37,8 +37,9 @@ func newImageBuild(s streams) *cobra.Command {
 		Short: "Build the guest image from this host's package sources",
 		Long: `Build the guest image as an ordinary user, from the package sources this host
 has, and put it in the place of the one in use. VMs that run keep theirs. A
-build that fails or is interrupted leaves the one in use as it was. Packages
-are fetched only when there are none yet or their list has changed.`,
+build that fails or is interrupted leaves the one in use as it was. Older ones
+go unless a VM or a snapshot needs them. Packages are fetched only when there
+are none yet or their list has changed.`,
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if verbose {
@@ -73,6 +74,7 @@ func imageBuild(ctx context.Context, s streams, o guestimage.Options, quiet, asJ
 		}
 	}
 	defer sweepAside(home)()
+	o.Keep = keepImages(home)
 	ctx, signals := cli.CatchInterrupts(ctx)
 	defer signals.Stop()
 	progress := cli.NewProgress(s.err, quiet, cli.PlainLines)

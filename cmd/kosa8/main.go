@@ -89,6 +89,8 @@ kernel, and sees nothing of this machine.`,
 		Example: `  kosa8 run base -- uname -a               one command, one throw-away VM
   kosa8 run -i base -- sort < names.txt    with standard input
   kosa8 run -it base                       a shell
+  kosa8 run --save base -- make deps       keep the VM as it is then
+  kosa8 snapshot ls                        what was kept
   kosa8 doctor                             what this machine has and lacks`,
 		DisableFlagsInUseLine:      true,
 		SilenceErrors:              true,
@@ -102,7 +104,7 @@ kernel, and sees nothing of this machine.`,
 	root.SetIn(s.in)
 	root.SetOut(s.out)
 	root.SetErr(s.err)
-	root.AddCommand(newRun(s), newDoctor(s), newImage(s), newBench(s), newVersion(s))
+	root.AddCommand(newRun(s), newSnapshot(s), newTemplate(s), newDoctor(s), newImage(s), newBench(s), newVersion(s))
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
 		return flagError(err)
 	})

@@ -12,10 +12,12 @@ import (
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/warren-vm/warren/internal/cli"
 	"github.com/warren-vm/warren/internal/guestapi"
 	"github.com/warren-vm/warren/internal/machine"
+	"github.com/warren-vm/warren/internal/store/snapshots"
 )
 
 // baseImage is the only image there is until containers exist: the guest
@@ -27,6 +29,14 @@ type runOptions struct {
 	machine machine.Options
 	exec    guestapi.ExecRequest
 	timeout time.Duration
+
+	// from is the snapshot that the VM goes on from; "" is none.
+	from string
+	// boot has the VM boot afresh instead of being a copy of its template.
+	boot bool
+	// save keeps the VM as a snapshot of that label when the program has ended.
+	save  bool
+	label string
 
 	interactive bool
 	quiet       bool
@@ -60,12 +70,20 @@ SIGHUP goes to the program, a second ends the VM.
 The only image so far is "base", Debian with the usual tools. The VM has no
 network. No shell is involved: use "sh -c" for one.
 
+The VM is a copy of a template, which is made first when there is none. With
+--from it goes on from a snapshot, with the snapshot's size. With --save it is
+kept as a snapshot when the program has ended, whatever its code; the id is
+written to standard error. The program's code stays the command's unless it is
+0 and the snapshot could not be saved.
+
 ` + cli.ExitHelp,
 		Example: `  kosa8 run base -- uname -a
   kosa8 run -i base -- tar -tz < backup.tar.gz
   kosa8 run -it base                               a shell
   kosa8 run -e GREETING=hello -w /tmp base -- sh -c 'echo $GREETING from $PWD'
-  kosa8 run --cpus 1 --memory 256m --timeout 30s base -- ./long-job`,
+  kosa8 run --cpus 1 --memory 256m --timeout 30s base -- ./long-job
+  kosa8 run --save=ready base -- sh -c 'echo 42 > /root/answer'
+  kosa8 run --from s0123456789abcdef base -- cat /root/answer`,
 		Args: cobra.ArbitraryArgs,
 		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 			if len(args) == 0 {
@@ -85,16 +103,24 @@ network. No shell is involved: use "sh -c" for one.
 	}}, "env", "e", "set a variable; NAME alone passes ours on; repeatable")
 	f.VarP(text(&o.exec.Dir, "folder", ""), "workdir", "w", "start in this folder of the guest (default: the user's home)")
 	f.VarP(text(&o.exec.User, "user", ""), "user", "u", "run as this user: a name, uid or uid:gid (default: root)")
-	f.Var(count(&o.machine.CPUs, machine.DefaultCPUs), "cpus", "virtual processors")
-	f.Var(&value{kind: "size", text: cli.FormatMB(machine.DefaultMemMB), set: func(s string) (err error) {
-		o.machine.MemMB, err = parseMemory(s)
-		return err
-	}}, "memory", "memory of the VM: 512m, 2g")
+	sizeFlags(f, &o.machine)
 	f.Var(&value{kind: "duration", set: func(s string) (err error) {
 		o.timeout, err = parseTimeout(s)
 		return err
 	}}, "timeout", "stop the program after this long: 90s, 5m (default: never)")
-	f.Var(text(&o.machine.Accel, "accelerator", "auto"), "accel", "auto, kvm or tcg")
+	f.Var(text(&o.from, "id", ""), "from", "go on from this snapshot")
+	if err := c.RegisterFlagCompletionFunc("from", completeSnapshots(true, isSnapshot)); err != nil {
+		panic(err)
+	}
+	f.Var(&value{kind: "bool", set: func(s string) error {
+		// What pflag gives for a flag without a value.
+		if o.save = true; s != "true" {
+			o.label = s
+		}
+		return checkLabel(o.label)
+	}}, "save", "keep the VM as a snapshot when the program has ended; `=LABEL` names it")
+	f.Lookup("save").NoOptDefVal = "true"
+	f.BoolVar(&o.boot, "boot", false, "boot afresh instead of copying the template")
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "no progress, no remarks; errors only")
 	f.BoolVar(&o.timings, "timings", false, "draw on standard error what the time was spent on")
 	return c
@@ -133,15 +159,59 @@ func (o *runOptions) complete(c *cobra.Command, s streams, args, env []string) e
 			fault(fmt.Errorf("%s %s: %w", f.flag, strconv.QuoteToASCII(f.given), err))
 		}
 	}
-	if o.machine.MemMB == 0 {
-		o.machine.MemMB = machine.DefaultMemMB // which a remark may name
-	}
+	fault(o.completeStart(c))
 	o.machine.Label = "kosa8 run " + argv[0]
 	fault(o.machine.Check())
 	if len(faults) > 0 {
 		return &cli.Exit{Code: cli.ExitUsage, Err: errors.Join(faults...)}
 	}
 	return nil
+}
+
+// completeStart checks what the VM starts from.
+func (o *runOptions) completeStart(c *cobra.Command) error {
+	var faults []error
+	if o.boot && o.save {
+		faults = append(faults, errors.New("a VM that was booted afresh cannot be saved; leave out --boot or --save"))
+	}
+	if !c.Flags().Changed("from") {
+		if o.machine.MemMB == 0 {
+			o.machine.MemMB = machine.DefaultMemMB // which a remark may name
+		}
+		return errors.Join(faults...)
+	}
+	if o.boot {
+		faults = append(faults, errors.New("a VM either goes on from a snapshot or boots afresh; leave out --from or --boot"))
+	}
+	if err := snapshots.CheckID(o.from); err != nil {
+		faults = append(faults, err)
+	}
+	// The size is the snapshot's unless it was asked for.
+	if !c.Flags().Changed("cpus") {
+		o.machine.CPUs = 0
+	}
+	return errors.Join(faults...)
+}
+
+// checkLabel is what the store takes, and what fits on a line.
+func checkLabel(label string) error {
+	switch {
+	case len(label) > 200:
+		return errors.New("too long; a label has up to 200 bytes")
+	case !utf8.ValidString(label) || cli.Clean(label) != label:
+		return errors.New("a label is one line of text")
+	}
+	return nil
+}
+
+// sizeFlags are those that say what size of VM is wanted, and run by what.
+func sizeFlags(f *pflag.FlagSet, o *machine.Options) {
+	f.Var(count(&o.CPUs, machine.DefaultCPUs), "cpus", "virtual processors")
+	f.Var(&value{kind: "size", text: cli.FormatMB(machine.DefaultMemMB), set: func(s string) (err error) {
+		o.MemMB, err = parseMemory(s)
+		return err
+	}}, "memory", "memory of the VM: 512m, 2g")
+	f.Var(text(&o.Accel, "accelerator", "auto"), "accel", "auto, kvm or tcg")
 }
 
 // splitArgs takes IMAGE and the program from the arguments.
@@ -160,6 +230,9 @@ func (o *runOptions) splitArgs(args []string) (argv []string, err error) {
 		advice := []string{`the only image so far is "base": kosa8 run base -- ` + strings.Join(argv, " ")}
 		if len(argv) == 0 {
 			advice = []string{`the only image so far is "base": kosa8 run base -- ` + image}
+		}
+		if o.save && o.label == "" {
+			advice = append(advice, "a label follows an equals sign: --save="+image)
 		}
 		return nil, cli.Advise(fmt.Errorf("no image %q", image), advice...)
 	}

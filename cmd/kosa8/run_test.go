@@ -256,7 +256,7 @@ func TestFourAtOnce(t *testing.T) {
 
 func TestTimingsAreDrawnOnStandardError(t *testing.T) {
 	home := vmHome(t)
-	k := newKosa8(t, home, "run", "--timings", "base", "echo", "hello")
+	k := newKosa8(t, home, "run", "--boot", "--timings", "base", "echo", "hello")
 	if code := k.start(t).end(t); code != 0 || k.out.String() != "hello\n" {
 		t.Errorf("code %d, stdout %q", code, k.out.String())
 	}

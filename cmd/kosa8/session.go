@@ -22,13 +22,15 @@ const timeoutGrace = 7 * time.Second
 // closeDeadline bounds the wait for a machine to be gone.
 const closeDeadline = 20 * time.Second
 
-// run boots a machine, runs the program in it, and leaves nothing.
+// run starts a machine, runs the program in it, and leaves nothing but the
+// snapshot it was asked for.
 func run(ctx context.Context, s streams, o runOptions) (err error) {
 	home, err := homeOf(o.machine.Home)
 	if err != nil {
 		return err
 	}
-	defer sweepAside(home)()
+	aside := beginSweep(home)
+	defer aside.finish()
 	ctx, signals := cli.CatchInterrupts(ctx)
 	defer signals.Stop()
 	progress := cli.NewProgress(s.err, o.quiet, cli.Silent)
@@ -36,11 +38,12 @@ func run(ctx context.Context, s streams, o runOptions) (err error) {
 
 	o.machine.Home = home.Dir()
 	o.machine.Step = func(step string) { progress.Step("%s", step) }
-	m, err := machine.Boot(ctx, o.machine)
+	m, err := start(ctx, o)
 	progress.Done()
 	if err != nil {
 		return because(ctx, err)
 	}
+	aside.collect()
 	defer func() {
 		err = errors.Join(err, closeMachine(m))
 	}()
@@ -57,7 +60,42 @@ func run(ctx context.Context, s streams, o runOptions) (err error) {
 	if err != nil {
 		return explain(ctx, m, o, err)
 	}
-	return ended(o, status)
+	err = ended(o, status)
+	if !o.save {
+		return err
+	}
+	unsaved := save(ctx, s, o, m)
+	if exit := (*cli.Exit)(nil); errors.As(err, &exit) {
+		return &cli.Exit{Code: exit.Code, Err: errors.Join(unsaved, exit.Err)} // the code stays the program's
+	}
+	return errors.Join(unsaved, err)
+}
+
+// start gives the machine that the options ask for.
+func start(ctx context.Context, o runOptions) (*machine.Machine, error) {
+	switch {
+	case o.boot:
+		return machine.Boot(ctx, o.machine)
+	case o.from != "":
+		return machine.Restore(ctx, o.from, o.machine)
+	}
+	return machine.Create(ctx, o.machine)
+}
+
+// save keeps the machine as it is as a snapshot and says how to use it.
+func save(ctx context.Context, s streams, o runOptions, m *machine.Machine) error {
+	began := time.Now()
+	saved, err := m.Save(ctx, o.label)
+	if err != nil {
+		return because(ctx, fmt.Errorf("no snapshot was saved: %w", err))
+	}
+	if o.quiet {
+		_, err = fmt.Fprintln(s.err, saved.ID)
+		return err
+	}
+	_, err = fmt.Fprintf(s.err, "saved snapshot %s%s in %dms\n  run in a copy of it: kosa8 run --from %s %s -- PROGRAM\n",
+		saved.ID, labelled(o.label), time.Since(began).Milliseconds(), saved.ID, baseImage)
+	return err
 }
 
 // runIn runs the program in m with our streams as its own.
@@ -85,6 +123,8 @@ func ended(o runOptions, status guestapi.ExitStatus) error {
 	case o.quiet:
 	case status.TimedOut:
 		remark = fmt.Errorf("%q was stopped after %v (--timeout)", o.exec.Argv[0], o.timeout)
+	case status.OOMKilled && o.machine.MemMB == 0:
+		remark = fmt.Errorf("the guest ran out of memory and ended %q; it has what the snapshot has, make one with more", o.exec.Argv[0])
 	case status.OOMKilled:
 		remark = fmt.Errorf("the guest ran out of memory and ended %q; give it more than %s with --memory",
 			o.exec.Argv[0], cli.FormatMB(int64(o.machine.MemMB)))
@@ -115,25 +155,6 @@ func homeOf(dir string) (store.Home, error) {
 		return store.Home(dir), nil
 	}
 	return store.DefaultHome()
-}
-
-// sweepAside removes what dead VMs left while the command does its work. The
-// returned function waits for the end of it, for a moment: a sweep that takes
-// long is the next command's to finish.
-func sweepAside(home store.Home) (finish func()) {
-	ctx, cancel := context.WithCancel(context.Background())
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		// What it could not remove `kosa8 doctor` names; it is no reason to
-		// disturb this command.
-		home.Sweep(ctx)
-	})
-	return func() {
-		timer := time.AfterFunc(5*time.Second, cancel)
-		wg.Wait()
-		timer.Stop()
-		cancel()
-	}
 }
 
 // firstByte remembers when output first came.

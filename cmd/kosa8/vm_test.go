@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -21,7 +22,32 @@ import (
 // other tests. No test depends on how quick anything is.
 const patience = 3 * time.Minute
 
-// vmHome is a home of the test's own that shares the built guest image. The
+// templates are made once for all tests.
+var templates struct {
+	once sync.Once
+	err  error
+}
+
+func templateHome() string { return filepath.Join(bin, "templates") }
+
+func makeTemplates(shared store.Home) error {
+	home := store.Home(templateHome())
+	if err := home.Make(); err != nil {
+		return err
+	}
+	if err := errors.Join(os.Remove(home.Guest()), os.Symlink(shared.Guest(), home.Guest())); err != nil {
+		return err
+	}
+	build := exec.Command(filepath.Join(bin, "kosa8"), "template", "build")
+	build.Env = append(os.Environ(), "WARREN_HOME="+home.Dir(), "PATH="+bin+":"+os.Getenv("PATH"))
+	if out, err := build.CombinedOutput(); err != nil {
+		return fmt.Errorf("make the template: %w\n%s", err, out)
+	}
+	return nil
+}
+
+// vmHome is a home of the test's own that shares the built guest image and, with
+// the other tests, templates and snapshots. The
 // test fails if a VM's folder is left in it.
 func vmHome(t *testing.T) store.Home {
 	t.Helper()
@@ -33,8 +59,14 @@ func vmHome(t *testing.T) store.Home {
 		t.Fatalf("VM tests need the guest image; scripts/setup builds it: %v", err)
 	}
 	home := store.Home(t.TempDir())
-	if err := os.Symlink(shared.Guest(), home.Guest()); err != nil {
-		t.Fatal(err)
+	templates.once.Do(func() { templates.err = makeTemplates(shared) })
+	if templates.err != nil {
+		t.Fatal(templates.err)
+	}
+	for _, name := range []string{"guest", "snapshots", "cache"} {
+		if err := os.Symlink(filepath.Join(templateHome(), name), filepath.Join(home.Dir(), name)); err != nil {
+			t.Fatal(err)
+		}
 	}
 	t.Cleanup(func() { wantNoVMs(t, home) })
 	return home

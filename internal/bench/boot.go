@@ -60,7 +60,7 @@ func (p *bootPair) run(ctx context.Context) (sample, error) {
 	defer stdout.Close()
 	o := p.bed.o
 	child, err := command{
-		argv: []string{o.Kosa8, "run", "--timings", "--accel", o.Accel, "--cpus", strconv.Itoa(o.CPUs),
+		argv: []string{o.Kosa8, "run", "--boot", "--timings", "--accel", o.Accel, "--cpus", strconv.Itoa(o.CPUs),
 			"--memory", fmt.Sprintf("%dm", o.MemMB), "base", "--", "echo", "x"},
 		env:    p.env(),
 		stdout: theirs,

@@ -4,5 +4,5 @@
 // It tries what can be tried instead of reading what ought to be: namespaces
 // are made, the accelerator is timed, the guest image is opened. It changes
 // nothing, except that a measured accelerator is remembered and, when asked
-// to repair, what dead VMs left is removed.
+// to repair, what dead VMs left and what no snapshot needs is removed.
 package doctor

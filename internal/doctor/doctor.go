@@ -43,13 +43,13 @@ type Options struct {
 	Home store.Home
 	// Build is our own, which the supervisor must share.
 	Build string
-	// Repair removes what dead VMs left.
+	// Repair removes what dead VMs left and what no snapshot needs.
 	Repair bool
 }
 
 // examinations are in the order they are shown. They run side by side, but
-// for the last: others start programs, and a child between fork and exec holds
-// the locks by which left-overs are told from living VMs.
+// for the last two: others start programs, and a child between fork and exec
+// holds the locks by which left-overs are told from what is in use.
 var examinations = []struct {
 	name string
 	look func(context.Context, Options) Check
@@ -59,12 +59,16 @@ var examinations = []struct {
 	{"confinement", lookConfinement},
 	{"supervisor", lookSupervisor},
 	{"guest image", lookImage},
+	{"template", lookTemplate},
 	{"build tools", lookBuildTools},
 	{"home", lookHome},
 	{"disk space", lookDisk},
 	{"memory", lookMemory},
 	{"left-overs", lookLeftOvers},
+	{"snapshots", lookSnapshots},
 }
+
+const alone = 2
 
 // deadline bounds one examination. The slowest, a new digest of the guest
 // image on a slow disk, takes seconds.
@@ -77,12 +81,14 @@ func Examine(ctx context.Context, o Options) Report {
 	defer cancel()
 	r := Report{OK: true, Checks: make([]Check, len(examinations))}
 	var wg sync.WaitGroup
-	last := len(examinations) - 1
-	for i, e := range examinations[:last] {
+	beside := len(examinations) - alone
+	for i, e := range examinations[:beside] {
 		wg.Go(func() { r.Checks[i] = e.look(ctx, o) })
 	}
 	wg.Wait()
-	r.Checks[last] = examinations[last].look(ctx, o)
+	for i, e := range examinations[beside:] {
+		r.Checks[beside+i] = e.look(ctx, o)
+	}
 	for i := range r.Checks {
 		r.Checks[i].Name = examinations[i].name
 		if r.Checks[i].State == Fail {

@@ -28,10 +28,11 @@ type Options struct {
 	GuestBinary string
 	// Fresh builds from today's packages even when the recipe did not change.
 	Fresh bool
-	// Keep says whether something refers to a generation that is no longer in
-	// use; it then stays. It is called while other builds are kept out. Nil
-	// keeps the one before the one in use, and those that are held.
-	Keep func(id string) bool
+	// Keep names the generations that something refers to although they are no
+	// longer in use; they stay. It is asked again for each that would go. When
+	// it returns an error none goes. Nil keeps the one before the one in use,
+	// and those that are held.
+	Keep func(ctx context.Context) ([]string, error)
 	// Log takes what the tools print; nil throws it away.
 	Log io.Writer
 	// Progress is told what is being done, in a few words each; it is called
@@ -128,7 +129,7 @@ func readAgent(path string) ([]byte, error) {
 
 // noSpace names the one error of a tool that a user can do something about.
 func noSpace(err error) error {
-	if errors.Is(err, unix.ENOSPC) || bytes.Contains([]byte(err.Error()), []byte("No space left on device")) {
+	if errors.Is(err, unix.ENOSPC) || err != nil && bytes.Contains([]byte(err.Error()), []byte("No space left on device")) {
 		return fmt.Errorf("%w: %w", ErrNoSpace, err)
 	}
 	return err
@@ -163,7 +164,7 @@ func (b *build) run(ctx context.Context) (*Image, error) {
 
 	old, was := b.reusable(ctx)
 	if old != nil && was.AgentSHA256 == b.record.AgentSHA256 {
-		return old, prune(b.Home, old, b.Keep)
+		return old, prune(ctx, b.Home, old, b.Keep)
 	}
 	m := Manifest{Schema: schema, Arch: runtime.GOARCH, Protocol: guestapi.Protocol}
 	if old != nil {
@@ -226,7 +227,7 @@ func (b *build) finish(ctx context.Context, m Manifest) (*Image, error) {
 	}
 	// The digests were computed from these very files.
 	b.right.add(img)
-	return img, prune(b.Home, img, b.Keep)
+	return img, prune(ctx, b.Home, img, b.Keep)
 }
 
 // sums fills in the digests of files that were just made.

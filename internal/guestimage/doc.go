@@ -35,6 +35,11 @@
 // that are neither in use nor the one that was in use before, unless somebody
 // holds them (Hold) or Options.Keep says that something refers to them.
 //
+// A generation can come from another machine: Carry gives its files, Install
+// takes them, verifies each against the manifest, and publishes them. It does
+// not take the place of the one in use, and no build takes anything over from
+// it.
+//
 // Open trusts a generation whose files have the sizes, inodes and change times
 // that were recorded when their digests were last computed: a change time
 // cannot be set back without root. Otherwise it computes the digests, which

@@ -245,11 +245,35 @@ func TestOldGenerationsGoWhenNobodyNeedsThem(t *testing.T) {
 	if got, want := generations(t, home), []*Image{d, e}; !sameDirs(got, want) {
 		t.Fatalf("with nothing held: %v", got)
 	}
-	if err := prune(home, e, func(id string) bool { return true }); err != nil {
+}
+
+func TestNoGenerationGoesThatSomethingNeedsOrThatMay(t *testing.T) {
+	home := t.TempDir()
+	a := generation(t, home, "a", []byte("agent"))
+	release, err := a.Hold()
+	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := OpenGeneration(t.Context(), home, d.Manifest.ImageID); err != nil {
-		t.Errorf("the one before: %v", err)
+	generation(t, home, "b", []byte("agent"))
+	c := generation(t, home, "c", []byte("agent"))
+	release()
+	for _, tt := range []struct {
+		name string
+		keep []string
+		err  error
+		left int
+	}{
+		{"it cannot be told", nil, errors.New("the disk is gone"), 3},
+		{"it is needed", []string{a.Manifest.ImageID}, nil, 3},
+		{"another is needed", []string{c.Manifest.ImageID}, nil, 2},
+	} {
+		keep := func(context.Context) ([]string, error) { return tt.keep, tt.err }
+		if err := prune(t.Context(), home, c, keep); err != nil {
+			t.Fatal(err)
+		}
+		if got := generations(t, home); len(got) != tt.left {
+			t.Errorf("%s: %v", tt.name, got)
+		}
 	}
 }
 

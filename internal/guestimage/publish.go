@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -50,12 +51,21 @@ func lockBuild(ctx context.Context, home string, waiting func()) (release func()
 // publish flushes the generation in staging, gives it its name and makes it
 // the one in use. When it fails the old one stays in use.
 func publish(home, staging string, m Manifest) (*Image, error) {
+	img, err := place(home, staging, m)
+	if err != nil {
+		return nil, err
+	}
+	return img, use(home, m.ImageID)
+}
+
+// place flushes the generation in staging and gives it its name.
+func place(home, staging string, m Manifest) (*Image, error) {
 	if err := flush(staging); err != nil {
 		return nil, err
 	}
 	dir := filepath.Join(guestDir(home), m.ImageID)
-	// The same content was published before. It is not trusted: a build is
-	// also how a damaged generation is repaired.
+	// The same content was published before. It is not trusted: this is also
+	// how a damaged generation is repaired.
 	if _, err := os.Lstat(dir); err == nil {
 		aside, err := os.MkdirTemp(guestDir(home), oldPrefix)
 		if err != nil {
@@ -68,12 +78,9 @@ func publish(home, staging string, m Manifest) (*Image, error) {
 	if err := os.Rename(staging, dir); err != nil {
 		return nil, fmt.Errorf("publish the guest image: %w", err)
 	}
-	if err := use(home, m.ImageID); err != nil {
-		return nil, err
-	}
 	img := imageIn(dir)
 	img.Manifest = m
-	return img, nil
+	return img, syncDir(guestDir(home))
 }
 
 // use makes a published generation the one in use.
@@ -139,7 +146,7 @@ func sweep(home string) {
 
 // prune removes generations that nobody needs: all but the one in use, the
 // one built last before it, those that keep names and those that are held.
-func prune(home string, img *Image, keep func(id string) bool) error {
+func prune(ctx context.Context, home string, img *Image, keep func(context.Context) ([]string, error)) error {
 	entries, err := os.ReadDir(guestDir(home))
 	if err != nil {
 		return err
@@ -158,16 +165,25 @@ func prune(home string, img *Image, keep func(id string) bool) error {
 	}
 	var errs []error
 	for _, id := range old {
-		if id == previous || keep != nil && keep(id) {
-			continue
+		if id != previous {
+			errs = append(errs, remove(home, id, func() bool { return needed(ctx, id, keep) }))
 		}
-		errs = append(errs, remove(home, id))
 	}
 	return errors.Join(errs...)
 }
 
-// remove removes a generation, unless it is held.
-func remove(home, id string) error {
+// needed says whether keep names a generation. What cannot be told is needed.
+func needed(ctx context.Context, id string, keep func(context.Context) ([]string, error)) bool {
+	if keep == nil {
+		return false
+	}
+	kept, err := keep(ctx)
+	return err != nil || slices.Contains(kept, id)
+}
+
+// remove removes a generation, unless it is held or needed. That is asked when
+// nobody can hold it any more: a VM that had it may have left a snapshot.
+func remove(home, id string, needed func() bool) error {
 	dir := filepath.Join(guestDir(home), id)
 	f, err := os.Open(filepath.Join(dir, lockName))
 	if err == nil {
@@ -175,6 +191,9 @@ func remove(home, id string) error {
 		if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil {
 			return nil
 		}
+	}
+	if needed() {
+		return nil
 	}
 	// Renamed first: what has a generation's name is whole.
 	aside, err := os.MkdirTemp(guestDir(home), oldPrefix)

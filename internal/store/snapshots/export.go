@@ -12,7 +12,7 @@ import (
 	"hash"
 	"io"
 	"os"
-	"regexp"
+	"strings"
 	"time"
 
 	"github.com/klauspost/compress/zstd"
@@ -76,7 +76,11 @@ type ImageFile struct {
 	Name, Path string
 }
 
-var imageName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$`)
+// isImageName says whether a file of an image may have that name.
+func isImageName(name string) bool {
+	const first = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+	return name != "" && len(name) <= 100 && strings.Trim(name, first+"._-") == "" && strings.Contains(first, name[:1])
+}
 
 // ExportOptions are choices at Export.
 type ExportOptions struct {
@@ -130,7 +134,7 @@ func (a *archiveWriter) writeAll(sn *Snapshot, o ExportOptions) error {
 		}
 	}
 	for _, f := range o.Image {
-		if !imageName.MatchString(f.Name) {
+		if !isImageName(f.Name) {
 			return fmt.Errorf("%.100q is no name for a file of a guest image", f.Name)
 		}
 		if err := a.file(imagePrefix+f.Name, f.Path, -1); err != nil {

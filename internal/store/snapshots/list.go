@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // Problem is a snapshot that cannot be read.
@@ -47,9 +48,12 @@ func (s *Store) List(ctx context.Context) ([]Manifest, []Problem, error) {
 	return all, problems, nil
 }
 
+// Compiled when needed: a supervisor, which starts with every VM, never does.
 var (
-	imageIn = regexp.MustCompile(`"image_id"\s*:\s*"([a-z0-9][a-z0-9-]{0,62})"`)
-	idsIn   = regexp.MustCompile(`"[a-z0-9][a-z0-9-]{0,62}"`)
+	imageIn = sync.OnceValue(func() *regexp.Regexp {
+		return regexp.MustCompile(`"image_id"\s*:\s*"([a-z0-9][a-z0-9-]{0,62})"`)
+	})
+	idsIn = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`"[a-z0-9][a-z0-9-]{0,62}"`) })
 )
 
 // ImageIDs are the guest images that snapshots need, sorted. Of a manifest
@@ -69,7 +73,7 @@ func (s *Store) ImageIDs(ctx context.Context) ([]string, error) {
 		if err != nil {
 			continue
 		}
-		for _, match := range imageIn.FindAllSubmatch(data, -1) {
+		for _, match := range imageIn().FindAllSubmatch(data, -1) {
 			images = append(images, string(match[1]))
 		}
 	}
@@ -89,7 +93,7 @@ func (s *Store) neededBy(all []Manifest, problems []Problem) map[string][]string
 	for _, p := range problems {
 		data, _ := readSmall(filepath.Join(s.folder(p.ID), manifestName))
 		seen := map[string]bool{p.ID: true}
-		for _, quoted := range idsIn.FindAllString(string(data), -1) {
+		for _, quoted := range idsIn().FindAllString(string(data), -1) {
 			if id := strings.Trim(quoted, `"`); !seen[id] {
 				seen[id] = true
 				needed[id] = append(needed[id], p.ID)

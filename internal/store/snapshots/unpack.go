@@ -129,7 +129,7 @@ func (in *importer) copy(h *tar.Header, w *holeWriter) error {
 // readImage hands a file of the guest image on.
 func (in *importer) readImage(h *tar.Header, images int) error {
 	name, ok := strings.CutPrefix(h.Name, imagePrefix)
-	if !ok || !imageName.MatchString(name) {
+	if !ok || !isImageName(name) {
 		return wrong("it has %.100q, which belongs to nothing", h.Name)
 	}
 	if images >= maxImageFiles {
