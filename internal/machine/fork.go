@@ -68,7 +68,11 @@ func (m *Machine) Fork(ctx context.Context, n int, o Options, name func(copy int
 		return Forks{}, fmt.Errorf("fork: %w", err)
 	}
 	defer sn.Close()
-	o.Home, o.VMM, o.QEMU = m.options.Home, m.options.VMM, m.options.QEMU
+	// The rest is the machine's own.
+	o = Options{
+		Home: m.options.Home, VMM: m.options.VMM, QEMU: m.options.QEMU,
+		Hostname: o.Hostname, Label: o.Label, Outlive: o.Outlive, BootTimeout: o.BootTimeout,
+	}
 	places := make(chan struct{}, 2*runtime.NumCPU())
 	var wg sync.WaitGroup
 	for i := range forks.Copies {
@@ -105,8 +109,11 @@ func (m *Machine) Rewind(ctx context.Context, id string) (*Machine, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("rewind: %w", err), m.Resume(context.WithoutCancel(ctx)))
 	}
-	if err := m.Close(context.WithoutCancel(ctx)); err != nil {
-		return nil, errors.Join(fmt.Errorf("rewind: %w", err), next.Close(context.WithoutCancel(ctx)))
+	if err := m.end(context.WithoutCancel(ctx)); err != nil {
+		return nil, errors.Join(fmt.Errorf("rewind: %w", err), next.end(context.WithoutCancel(ctx)))
 	}
 	return next, nil
 }
+
+// end ends a machine that may outlive this process too.
+func (m *Machine) end(ctx context.Context) error { return errors.Join(m.Kill(ctx), m.Close(ctx)) }

@@ -20,7 +20,7 @@ import (
 
 // templateVersion goes up when what a template holds changes in a way that
 // its key does not see.
-const templateVersion = 1
+const templateVersion = 2
 
 // key names the templates of a machine, host and image. Whatever differs gives
 // another key, so that a template that no longer matches is never found.
@@ -49,8 +49,19 @@ func (p parts) key() string {
 // from there, with a new disk mounted and the programs that every guest runs
 // first in memory: new machines are copies of it. Both are restored by the same
 // means as any snapshot.
-func idleID(key string) string  { return "t" + key + "-idle" }
-func readyID(key string) string { return "t" + key }
+//
+// A template that is damaged and needed still, by snapshots that are damaged
+// with it, gets a successor.
+func idleID(key string, successor int) string { return readyID(key, successor) + "-idle" }
+func readyID(key string, successor int) string {
+	if successor == 0 {
+		return "t" + key
+	}
+	return fmt.Sprintf("t%s-%d", key, successor)
+}
+
+// maxSuccessors is more than any home has before somebody looks at its disk.
+const maxSuccessors = 100
 
 // KeepTemplate says whether a template is of use to this home still, for
 // snapshots.Store.Collect: one made of the guest image in use by the QEMU that
@@ -86,77 +97,76 @@ func Template(ctx context.Context, o Options) (string, error) {
 // template opens the ready template, and makes it first if need be.
 func (p parts) template(ctx context.Context, o Options) (*snapshots.Snapshot, error) {
 	st := p.store()
-	id := readyID(p.key())
-	sn, err := st.Open(ctx, id)
-	if err == nil {
+	if sn, _, err := openTemplate(ctx, st, p.key(), readyID); err == nil {
 		return sn, nil
 	}
-	unlock, lockErr := st.TemplateLock(ctx, p.key())
-	if lockErr != nil {
-		return nil, fmt.Errorf("make a template: %w", lockErr)
+	unlock, err := st.TemplateLock(ctx, p.key())
+	if err != nil {
+		return nil, fmt.Errorf("make a template: %w", err)
 	}
 	defer unlock()
-	if sn, err = st.Open(ctx, id); err == nil {
+	sn, id, err := openTemplate(ctx, st, p.key(), readyID)
+	if err == nil {
 		return sn, nil // somebody else made it meanwhile
 	}
-	if err := p.clear(ctx, st, id, err); err != nil {
+	if id == "" {
 		return nil, err
 	}
-	if err := p.makeTemplates(ctx, o, st); err != nil {
+	if err := p.makeTemplates(ctx, o, st, id); err != nil {
 		return nil, fmt.Errorf("make a template: %w", err)
 	}
 	return st.Open(ctx, id)
+}
+
+// openTemplate opens the first template that is whole. When there is none it
+// returns the id that the next one can have, after it removed what is damaged
+// and nobody needs, or an error alone.
+func openTemplate(ctx context.Context, st *snapshots.Store, key string, name func(key string, successor int) string) (*snapshots.Snapshot, string, error) {
+	for i := range maxSuccessors {
+		id := name(key, i)
+		sn, err := st.Open(ctx, id)
+		if errors.Is(err, snapshots.ErrNotFound) {
+			return nil, id, err
+		}
+		if !errors.Is(err, snapshots.ErrDamaged) {
+			return sn, "", err
+		}
+		if st.Delete(ctx, id) == nil {
+			return nil, id, err
+		}
+	}
+	return nil, "", fmt.Errorf("%d templates are damaged; is the disk in order? remove the snapshots that need them", maxSuccessors)
 }
 
 func (p parts) store() *snapshots.Store {
 	return snapshots.In(p.home, snapshots.WithOwner(vm.Own))
 }
 
-// clear removes templates that are damaged: they are made anew and not
-// repaired. why is what opening the ready one said.
-func (p parts) clear(ctx context.Context, st *snapshots.Store, ready string, why error) error {
-	for _, id := range []string{ready, idleID(p.key())} {
-		sn, err := st.Open(ctx, id)
-		switch {
-		case err == nil:
-			sn.Close()
-			continue
-		case errors.Is(err, snapshots.ErrNotFound):
-			continue
-		case !errors.Is(err, snapshots.ErrDamaged):
-			return err
-		}
-		if err := st.Delete(ctx, id); err != nil {
-			return fmt.Errorf("template %s is of no use (%w) and cannot be replaced: %w", id, why, err)
-		}
-	}
-	return nil
-}
-
-// makeTemplates makes the idle template if there is none, and the ready one.
-func (p parts) makeTemplates(ctx context.Context, o Options, st *snapshots.Store) error {
+// makeTemplates makes the idle template if there is none, and the ready one
+// with the given id.
+func (p parts) makeTemplates(ctx context.Context, o Options, st *snapshots.Store, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*o.BootTimeout)
 	defer cancel()
 	// What the templates' VMs are called is nobody's business, and they end
 	// with this process.
 	o.Hostname, o.Label, o.Outlive = "warren", "a template", false
-	idle, err := st.Open(ctx, idleID(p.key()))
-	if errors.Is(err, snapshots.ErrNotFound) {
-		if err := p.makeIdle(ctx, o); err != nil {
+	idle, idleID, err := openTemplate(ctx, st, p.key(), idleID)
+	if idleID != "" {
+		if err := p.makeIdle(ctx, o, idleID); err != nil {
 			return err
 		}
-		idle, err = st.Open(ctx, idleID(p.key()))
+		idle, err = st.Open(ctx, idleID)
 	}
 	if err != nil {
 		return err
 	}
 	defer idle.Close()
-	return p.makeReady(ctx, o, idle)
+	return p.makeReady(ctx, o, idle, id)
 }
 
 // makeIdle boots a VM on a memory file that its writes reach and freezes it
 // when its agent is idle.
-func (p parts) makeIdle(ctx context.Context, o Options) error {
+func (p parts) makeIdle(ctx context.Context, o Options, id string) error {
 	o.Step("booting a template (once for each size of VM)")
 	m, err := launch(ctx, p.again(), o, time.Now(), func(c *supervisor.Config, dir *store.VMDir) {
 		c.VM.Memory, c.VM.SharedMemory = filepath.Join(dir.Path, "memory"), true
@@ -164,7 +174,7 @@ func (p parts) makeIdle(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	_, err = m.Snapshot(ctx, supervisor.SnapshotRequest{ID: idleID(p.key()), Kind: string(snapshots.KindTemplate)})
+	_, err = m.Snapshot(ctx, supervisor.SnapshotRequest{ID: id, Kind: string(snapshots.KindTemplate)})
 	return errors.Join(err, m.Close(context.WithoutCancel(ctx)))
 }
 
@@ -176,20 +186,20 @@ func (p parts) again() parts {
 
 // makeReady restores the idle template, lets the guest mount its disk and run
 // what every guest runs first, and snapshots that.
-func (p parts) makeReady(ctx context.Context, o Options, idle *snapshots.Snapshot) error {
+func (p parts) makeReady(ctx context.Context, o Options, idle *snapshots.Snapshot, id string) error {
 	o.Step("preparing the template")
-	m, err := p.restore(ctx, o, time.Now(), idle)
+	m, err := p.again().restore(ctx, o, time.Now(), idle)
 	if err != nil {
 		return err
 	}
 	err = warm(ctx, m)
 	if err == nil {
-		_, err = m.Snapshot(ctx, supervisor.SnapshotRequest{ID: readyID(p.key()), Kind: string(snapshots.KindTemplate)})
+		_, err = m.Snapshot(ctx, supervisor.SnapshotRequest{ID: id, Kind: string(snapshots.KindTemplate)})
 	}
 	if err := errors.Join(err, m.Close(context.WithoutCancel(ctx))); err != nil {
 		return err
 	}
-	ready, err := p.store().Open(ctx, readyID(p.key()))
+	ready, err := p.store().Open(ctx, id)
 	if err != nil {
 		return err
 	}

@@ -18,6 +18,8 @@ import (
 	"github.com/warren-vm/warren/internal/guestimage"
 	"github.com/warren-vm/warren/internal/machine"
 	"github.com/warren-vm/warren/internal/store"
+	"github.com/warren-vm/warren/internal/supervisor"
+	"github.com/warren-vm/warren/internal/vm"
 )
 
 // patience is how long anything may take on a machine that is busy with
@@ -39,6 +41,18 @@ var shared struct {
 }
 
 func TestMain(m *testing.M) {
+	vm.JailMain()
+	if os.Args[0] == supervisor.Name {
+		if err := supervise(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	if what := os.Getenv(clientEnv); what != "" {
+		fmt.Println("ended", client(what))
+		os.Exit(1)
+	}
 	os.Exit(func() int {
 		dir, err := os.MkdirTemp("", "machine-test-")
 		if err != nil {

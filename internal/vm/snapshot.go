@@ -165,7 +165,9 @@ type Overlay struct {
 }
 
 // AddOverlay opens the empty qcow2 overlay at path, which becomes QEMU's user's.
+// It does not end with ctx: nobody would know what QEMU has open.
 func (v *VM) AddOverlay(ctx context.Context, path string) (*Overlay, error) {
+	ctx = context.WithoutCancel(ctx)
 	if user, err := vmUser(v.accel); err != nil {
 		return nil, err
 	} else if err := user.own(path); err != nil {

@@ -33,8 +33,11 @@ type lentState struct {
 	path string // as QEMU opens it
 }
 
-// lendState lends QEMU a file. One that was lent before is done with.
+// lendState lends QEMU a file. One that was lent before is done with. A caller
+// who gives up is not listened to: QEMU would have the file, and write to it
+// instead of the next one.
 func (v *VM) lendState(ctx context.Context) (*lentState, error) {
+	ctx = context.WithoutCancel(ctx)
 	f, err := memoryFile()
 	if err != nil {
 		return nil, err
@@ -63,7 +66,7 @@ func (l *lentState) save(ctx context.Context, v *VM) error {
 
 // take ends the loan and returns what was saved.
 func (l *lentState) take(ctx context.Context, v *VM) ([]byte, error) {
-	err := v.qmp.RemoveFD(ctx, stateSet)
+	err := v.qmp.RemoveFD(context.WithoutCancel(ctx), stateSet) // as in lendState
 	defer l.file.Close()
 	if err != nil {
 		return nil, err

@@ -162,10 +162,16 @@ func (s *server) settle(ctx context.Context, g *guest) (map[string]int64, error)
 	case s.Config.VM.SharedMemory:
 		return nil, s.awaitIdle(ctx)
 	case s.Config.Prepared:
+		since := time.Now()
 		info, err := call(ctx, g, guestapi.Renew, s.identity())
 		if err != nil {
 			return nil, fmt.Errorf("give the copy its own identity: %w", err)
 		}
+		own := time.Duration(0) // what the guest did after it had the time
+		for _, us := range cleanPhases(info.PhasesUS) {
+			own += time.Duration(us) * time.Microsecond
+		}
+		s.mendClock(ctx, g, time.Since(since)-min(own, guestapi.Renew.Deadline))
 		for _, hook := range info.Hooks {
 			if hook.Code != 0 || hook.Error != "" {
 				s.Log.Warn("a hook of the guest failed", "hook", oneLine(hook.Name, 100), "code", hook.Code, "error", oneLine(hook.Error, 200))
@@ -178,6 +184,23 @@ func (s *server) settle(ctx context.Context, g *guest) (map[string]int64, error)
 		return nil, fmt.Errorf("prepare the guest: %w", err)
 	}
 	return info.PhasesUS, nil
+}
+
+// clockSlack is how late a guest may get the time. On a host that is busy with
+// the starts of other VMs it can be seconds.
+const clockSlack = 25 * time.Millisecond
+
+// mendClock sets the guest's clock once more when what set it took so long to
+// arrive that it was set to the past.
+func (s *server) mendClock(ctx context.Context, g *guest, late time.Duration) {
+	for try := 0; late > clockSlack && try < 5; try++ {
+		since := time.Now()
+		if _, err := call(ctx, g, guestapi.SetClock, guestapi.SetClockRequest{UnixNano: since.UnixNano()}); err != nil {
+			s.Log.Warn("set the guest's clock", "error", err)
+			return
+		}
+		late = time.Since(since)
+	}
 }
 
 // checkHello refuses an agent that this supervisor was not made for. What it
@@ -203,14 +226,17 @@ func (s *server) identity() guestapi.Identity {
 		rand.Read(b[:])
 		id = fmt.Sprintf("%x", b)
 	}
-	entropy := make([]byte, 64)
+	entropy := make([]byte, 64+3)
 	rand.Read(entropy)
 	now := time.Now().UnixNano()
+	// The time makes it grow, to a millisecond or so; the rest makes that of
+	// copies which are made at once differ.
+	generation := uint64(now)&^(1<<24-1) | uint64(entropy[64])<<16 | uint64(entropy[65])<<8 | uint64(entropy[66])
 	return guestapi.Identity{
 		Hostname:   s.Config.Identity.Hostname,
 		MachineID:  id,
-		Generation: uint64(now),
-		Entropy:    entropy,
+		Generation: generation,
+		Entropy:    entropy[:64],
 		UnixNano:   now,
 	}
 }

@@ -39,6 +39,36 @@ func (s *server) startExec(r *http.Request) (_ *conversation, fault *control.Fau
 	if fault != nil {
 		return nil, fault
 	}
+	for {
+		frozen, fault := g.awaitThaw(ctx)
+		if fault != nil {
+			return nil, fault
+		}
+		c, fault := g.startOnce(ctx, message)
+		if fault == nil {
+			c.stdin = stdin
+			return c, nil
+		}
+		// Nothing was started: the snapshot came between.
+		if fault.Code != guestapi.CodeConflict || !s.history.still.since(frozen) {
+			return nil, fault
+		}
+	}
+}
+
+// awaitThaw waits while a snapshot or a pause keeps programs from starting.
+func (g *guest) awaitThaw(ctx context.Context) (frozen int, fault *control.Fault) {
+	ctx, cancel := context.WithTimeoutCause(ctx, g.s.wait(execStartWait), errSilent)
+	defer cancel()
+	frozen, err := g.s.history.still.await(ctx)
+	if err != nil {
+		return frozen, g.explain(ctx, err)
+	}
+	return frozen, nil
+}
+
+// startOnce asks the guest to start a program.
+func (g *guest) startOnce(ctx context.Context, message []byte) (*conversation, *control.Fault) {
 	stream, err := g.open(ctx)
 	if err != nil {
 		return nil, g.explain(ctx, err)
@@ -52,7 +82,7 @@ func (s *server) startExec(r *http.Request) (_ *conversation, fault *control.Fau
 		return nil, fault
 	}
 	stream.SetDeadline(time.Time{})
-	return &conversation{s: s, g: g, guest: stream, guestIn: in, stdin: stdin}, nil
+	return &conversation{s: g.s, g: g, guest: stream, guestIn: in}, nil
 }
 
 // execRequest reads the client's request and writes the guest's, ready to be

@@ -122,9 +122,12 @@ func (s *server) withLife(ctx context.Context) (context.Context, func()) {
 }
 
 func asFault(err error) *control.Fault {
-	var fault *control.Fault
-	if errors.As(err, &fault) {
+	fault, ok := err.(*control.Fault)
+	switch {
+	case ok:
 		return fault
+	case errors.As(err, &fault): // with more words around it
+		return &control.Fault{Kind: fault.Kind, Code: fault.Code, Message: err.Error()}
 	}
 	return control.Faultf(control.Internal, "%v", err)
 }

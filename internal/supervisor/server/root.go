@@ -2,7 +2,6 @@ package server
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -45,10 +44,14 @@ func (t *shot) makeRoot(ctx context.Context, m *snapshots.Manifest) (err error) 
 		if err := os.Rename(disk, t.draft.Path(snapshots.DiskName(0))); err != nil {
 			return err
 		}
-		m.Disks = []string{t.req.ID}
 	}
 	if err := os.Rename(memory, t.draft.Path(snapshots.MemoryName)); err != nil {
-		return errors.Join(err, os.Remove(t.draft.Path(snapshots.DiskName(0))))
+		os.Remove(t.draft.Path(snapshots.DiskName(0)))
+		return err
+	}
+	// Only now: after a failure it becomes a difference like the others.
+	if len(overlays) > 0 {
+		m.Disks = []string{t.req.ID}
 	}
 	m.Parent, m.Memory = "", snapshots.Memory{Kind: snapshots.MemoryFlat}
 	return nil
@@ -64,5 +67,8 @@ func fill(path string, build func(dst *os.File) error) error {
 	if err == nil {
 		err = build(f)
 	}
-	return errors.Join(err, f.Close())
+	if closed := f.Close(); err == nil {
+		err = closed
+	}
+	return err
 }

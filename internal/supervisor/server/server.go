@@ -13,6 +13,7 @@ import (
 
 	"github.com/warren-vm/warren/internal/guestapi"
 	"github.com/warren-vm/warren/internal/store"
+	"github.com/warren-vm/warren/internal/store/snapshots"
 	"github.com/warren-vm/warren/internal/supervisor"
 	"github.com/warren-vm/warren/internal/supervisor/control"
 )
@@ -37,6 +38,9 @@ type Options struct {
 	GiveUp func()
 	// MaxWait, if not 0, shortens every deadline the guest has, for tests.
 	MaxWait time.Duration
+	// Faults, if set, is asked before each write of a snapshot to the disk, for
+	// tests; see snapshots.WithFaults.
+	Faults func(op snapshots.Op, path string) error
 	// startTick is execStartTick, or shorter in tests.
 	startTick time.Duration
 }

@@ -24,8 +24,8 @@ type capturer interface {
 	Pause(ctx context.Context) error
 	Resume(ctx context.Context) error
 	AddOverlay(ctx context.Context, path string) (*vm.Overlay, error)
-	PrepareCapture() error
-	Capture(ctx context.Context, state, memory *os.File, next *vm.Overlay) (*vm.Capture, error)
+	PrepareCapture(ctx context.Context) error
+	Capture(ctx context.Context, spill *os.File, next *vm.Overlay) (*vm.Capture, error)
 }
 
 // captureDeadline bounds how long a VM is kept from going on.
@@ -45,7 +45,12 @@ type history struct {
 	active  string // path of the overlay that is written to
 	count   int    // overlays of this VM so far, for their names
 	spare   *vm.Overlay
-	paused  bool
+	// failed is how many bytes of memory the snapshot before this one could not
+	// write.
+	failed int64
+	paused bool
+	frozen bool // what the guest said when it was paused
+	still  stillness
 
 	flattening limiter
 }
@@ -59,7 +64,7 @@ func (s *server) adoptSnapshot(ctx context.Context) error {
 	if id == "" {
 		return nil
 	}
-	h.store = snapshots.In(store.HomeOf(s.Dir.Path), snapshots.WithOwner(vm.Own))
+	h.store = snapshots.In(store.HomeOf(s.Dir.Path), snapshots.WithOwner(vm.Own), snapshots.WithFaults(s.Faults))
 	var err error
 	if h.base, err = h.store.Open(ctx, id); err != nil {
 		return err
@@ -68,8 +73,18 @@ func (s *server) adoptSnapshot(ctx context.Context) error {
 	return nil
 }
 
-// letGo gives up what adoptSnapshot and later snapshots hold.
+// letGo gives up what adoptSnapshot and later snapshots hold, once a snapshot
+// that was on its way when the VM ended is done with it.
 func (s *server) letGo() {
+	if s.history.turn == nil { // it did not come so far
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), stopLimit)
+	defer cancel()
+	if s.history.turn.take(ctx) != nil {
+		s.Log.Warn("a snapshot does not end with its VM")
+		return // the locks go with the process
+	}
 	if s.history.base != nil {
 		s.history.base.Close()
 	}
@@ -101,37 +116,76 @@ func (s *server) servePause(ctx context.Context, _ guestapi.Empty) (guestapi.Emp
 	if s.history.paused {
 		return guestapi.Empty{}, nil
 	}
-	if _, err := call(ctx, g, guestapi.Freeze, guestapi.Empty{}); err != nil {
+	// What is done half has to be undone, so it does not end with the caller.
+	ctx, cancel := context.WithTimeout(s.life, captureDeadline)
+	defer cancel()
+	frozen, err := s.freezePrograms(ctx, g)
+	if err != nil {
 		return guestapi.Empty{}, err
 	}
 	if err := c.Pause(ctx); err != nil {
-		return guestapi.Empty{}, errors.Join(err, s.thaw(g))
+		return guestapi.Empty{}, errors.Join(err, s.goOnAfter(c), s.thaw(g))
 	}
-	s.history.paused = true
+	s.history.paused, s.history.frozen = true, frozen
 	return guestapi.Empty{}, nil
 }
 
+// serveResume lets the VM go on. One that is not paused has its programs
+// thawed all the same: the snapshot before may have failed to.
 func (s *server) serveResume(ctx context.Context, _ guestapi.Empty) (guestapi.Empty, error) {
 	c, g, free, err := s.takeTurn(ctx)
 	if err != nil {
 		return guestapi.Empty{}, err
 	}
 	defer free()
-	if !s.history.paused {
-		return guestapi.Empty{}, nil
-	}
-	if err := c.Resume(ctx); err != nil {
+	if err := s.goOnAfter(c); err != nil {
 		return guestapi.Empty{}, err
 	}
 	s.history.paused = false
 	return guestapi.Empty{}, s.thaw(g)
 }
 
+// goOnAfter lets the processors go on, whatever became of the caller and of
+// the pause. Those that run already do not mind.
+func (s *server) goOnAfter(c capturer) error {
+	ctx, cancel := context.WithTimeout(s.life, captureDeadline)
+	defer cancel()
+	return c.Resume(ctx)
+}
+
+// freezePrograms stops the guest's programs until thaw. After an error they
+// run: a guest may have done what it was asked and its answer be lost.
+func (s *server) freezePrograms(ctx context.Context, g *guest) (all bool, err error) {
+	s.history.still.begin()
+	frozen, err := call(ctx, g, guestapi.Freeze, guestapi.Empty{})
+	if err != nil {
+		return false, errors.Join(err, s.thaw(g))
+	}
+	return frozen.Frozen, nil
+}
+
+// thawTries is how often a guest that does not answer is asked to thaw: what
+// runs in it stands still for good otherwise.
+const thawTries = 3
+
 // thaw lets the guest's programs go on, with the clock right again. It does
 // not end with the caller: programs must not stay frozen because of him.
-func (s *server) thaw(g *guest) error {
-	_, err := call(s.life, g, guestapi.Thaw, guestapi.ThawRequest{UnixNano: time.Now().UnixNano()})
-	return err
+func (s *server) thaw(g *guest) (err error) {
+	var since time.Time
+	for range thawTries {
+		since = time.Now()
+		_, err = call(s.life, g, guestapi.Thaw, guestapi.ThawRequest{UnixNano: since.UnixNano()})
+		var fault *control.Fault
+		if !errors.As(err, &fault) || fault.Kind != control.Silent {
+			break
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("let the guest's programs go on: %w", err)
+	}
+	s.history.still.end()
+	s.mendClock(s.life, g, time.Since(since))
+	return nil
 }
 
 // serveSnapshot makes a snapshot. When it fails no snapshot exists, and the VM
@@ -185,18 +239,28 @@ func (t *shot) take(ctx context.Context) error {
 		return err
 	}
 	t.lap(control.PhaseDraft)
-	if err := t.standStill(ctx); err != nil {
+	if err := t.standStill(); err != nil {
 		return err
 	}
-	if err := t.capture.Finish(); err != nil {
+	data, _ := t.capture.Pages()
+	t.h.failed = int64(data) * pageSize
+	if err := t.capture.Finish(ctx, t.state); err != nil {
 		return err
 	}
 	t.lap(control.PhaseWrite)
-	return t.publish(ctx)
+	if err := t.publish(ctx); err != nil {
+		return err
+	}
+	t.h.failed = 0
+	return nil
 }
 
 // prepare does before the pause what can be done before it.
 func (t *shot) prepare(ctx context.Context) (err error) {
+	if n := len(t.h.orphans); n >= snapshots.MaxOverlays {
+		return fmt.Errorf("%d snapshots of this VM failed after its disk had been frozen, and there is no room for one more; "+
+			"copy what you need out of it and start afresh", n)
+	}
 	if t.draft, err = t.h.store.Draft(ctx, t.req.ID); err != nil {
 		return err
 	}
@@ -206,12 +270,15 @@ func (t *shot) prepare(ctx context.Context) (err error) {
 	if t.memory, err = create(t.draft.Path(snapshots.MemoryName)); err != nil {
 		return err
 	}
+	if err := reserve(t.memory, t.h.failed); err != nil {
+		return err
+	}
 	if t.h.spare == nil {
 		if err := t.addSpare(ctx); err != nil {
 			return err
 		}
 	}
-	if err := t.vm.PrepareCapture(); err != nil {
+	if err := t.vm.PrepareCapture(ctx); err != nil {
 		return err
 	}
 	// What the guest wrote goes to the host's disk now; the pause would wait
@@ -221,6 +288,20 @@ func (t *shot) prepare(ctx context.Context) (err error) {
 
 func create(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+}
+
+// reserve makes room for as much as the snapshot before this one could not
+// write. It costs a VM whose snapshots fail an overlay each time its disk is
+// frozen for nothing: with a full disk it is not.
+func reserve(f *os.File, bytes int64) error {
+	if bytes == 0 {
+		return nil
+	}
+	err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, bytes)
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return &os.PathError{Op: "write", Path: f.Name(), Err: err}
+	}
+	return nil // any other is a file system that cannot
 }
 
 func syncFile(path string) error {
@@ -250,31 +331,30 @@ func (t *shot) addSpare(ctx context.Context) error {
 
 // standStill freezes the guest's programs, so that none of them runs in a copy
 // before it has its own identity, stops the processors, copies, and lets
-// everything go on, whatever happened.
-func (t *shot) standStill(ctx context.Context) (err error) {
+// everything go on, whatever happened. A caller who gives up meanwhile is not
+// listened to: QEMU and the guest would do what they were asked all the same.
+func (t *shot) standStill() (err error) {
+	ctx, cancel := context.WithTimeout(t.s.life, captureDeadline)
+	defer cancel()
 	if t.h.paused {
+		t.info.Frozen = t.h.frozen
 		return t.copy(ctx)
 	}
-	frozen, err := call(ctx, t.guest, guestapi.Freeze, guestapi.Empty{})
-	if err != nil {
+	if t.info.Frozen, err = t.s.freezePrograms(ctx, t.guest); err != nil {
 		return err
 	}
-	t.info.Frozen = frozen.Frozen
 	t.lap(control.PhaseFreeze)
 	defer func() {
 		err = errors.Join(err, t.s.thaw(t.guest))
 		t.lap(control.PhaseThaw)
 	}()
 	stopped := time.Now()
-	if err := t.vm.Pause(ctx); err != nil {
-		return err
+	if err = t.vm.Pause(ctx); err == nil {
+		t.lap(control.PhaseStop)
+		err = t.copy(ctx)
 	}
-	t.lap(control.PhaseStop)
-	err = t.copy(ctx)
-	going, cancel := context.WithTimeout(context.WithoutCancel(ctx), captureDeadline)
-	defer cancel()
 	since := time.Now()
-	err = errors.Join(err, t.vm.Resume(going))
+	err = errors.Join(err, t.s.goOnAfter(t.vm))
 	t.since = time.Now()
 	t.add(control.PhaseGo, t.since.Sub(since))
 	t.info.PauseUS = t.since.Sub(stopped).Microseconds()
@@ -283,9 +363,7 @@ func (t *shot) standStill(ctx context.Context) (err error) {
 
 // copy takes what is to be kept out of the paused VM.
 func (t *shot) copy(ctx context.Context) (err error) {
-	ctx, cancel := context.WithTimeout(ctx, captureDeadline)
-	defer cancel()
-	t.capture, err = t.vm.Capture(ctx, t.state, t.memory, t.h.spare)
+	t.capture, err = t.vm.Capture(ctx, t.memory, t.h.spare)
 	if t.capture.DiskFrozen {
 		t.h.orphans = append(t.h.orphans, t.h.active)
 		t.h.active, t.h.spare = t.h.spare.Path, nil
@@ -308,7 +386,21 @@ func (t *shot) publish(ctx context.Context) error {
 	if len(t.h.orphans) > 0 {
 		m.Disks = append(m.Disks, t.req.ID)
 	}
-	moved, err := t.moveOverlays()
+	orphans := t.h.orphans
+	t.info.DiskChanged = len(orphans) > 0
+	isRoot := false
+	if t.h.base.Depth() >= maxDepth {
+		if err := t.makeRoot(ctx, &m); err != nil {
+			t.s.Log.Warn("snapshot", "error", err) // it becomes a difference like the others
+		} else {
+			isRoot = true
+		}
+	}
+	var moved int
+	var err error
+	if !isRoot {
+		moved, err = t.moveOverlays()
+	}
 	if err == nil {
 		var made *snapshots.Snapshot
 		if made, err = t.draft.Publish(ctx, m); err == nil {
@@ -318,10 +410,16 @@ func (t *shot) publish(ctx context.Context) error {
 	}
 	if err != nil {
 		// QEMU has them open and does not mind; the next snapshot takes them.
-		for from, to := range moved {
-			err = errors.Join(err, os.Rename(to, from))
+		// Where they are now the draft knows: it may have a name already.
+		for i, path := range t.h.orphans[:moved] {
+			err = errors.Join(err, os.Rename(t.draft.Path(snapshots.DiskName(i)), path))
 		}
 		return err
+	}
+	if isRoot {
+		for _, path := range orphans {
+			os.Remove(path) // QEMU has them open
+		}
 	}
 	t.lap(control.PhasePublish)
 	t.info.ID, t.info.Parent, t.info.DataPages, t.info.ZeroPages = m.ID, m.Parent, data, zero
@@ -333,18 +431,14 @@ func (t *shot) publish(ctx context.Context) error {
 const pageSize = 4096
 
 // moveOverlays gives the draft the overlays that are frozen and in no snapshot
-// yet.
-func (t *shot) moveOverlays() (moved map[string]string, err error) {
-	moved = make(map[string]string)
+// yet, and says how many it did.
+func (t *shot) moveOverlays() (moved int, err error) {
 	for i, path := range t.h.orphans {
-		name := snapshots.DiskName(i)
-		if err := os.Rename(path, t.draft.Path(name)); err != nil {
-			return moved, err
+		if err := os.Rename(path, t.draft.Path(snapshots.DiskName(i))); err != nil {
+			return i, err
 		}
-		moved[path] = t.draft.Path(name)
 	}
-	t.info.DiskChanged = len(t.h.orphans) > 0
-	return moved, nil
+	return len(t.h.orphans), nil
 }
 
 // adopt goes on from a snapshot that exists now.
