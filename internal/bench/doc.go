@@ -37,6 +37,26 @@
 //     a plain QEMU, with neither supervisor, link nor agent on their way. The
 //     phase supervisor_peak_mib is the most memory the supervisor ever held.
 //
+//   - create, restore, rewind: a machine from its template, from a snapshot, and
+//     in place of another, until `true` has run in it. Floor of the first two:
+//     plain QEMU with the same devices, files and state, unconfined and without
+//     supervisor or monitor, from the start of the process to one answer of the
+//     agent over the virtio-serial port. That guest gets no identity and starts
+//     no program. Floor of rewind: create.
+//   - fork10, fork100: so many copies of one running machine, from the call
+//     until each has run `true`. Floor: as many plain restores, each until it
+//     has answered; both sides start four at a time on two processors.
+//   - snapshot-pause-4mib, snapshot-nochange: how long a snapshot keeps the
+//     guest's processors from running, after 4 MiB of its memory were written,
+//     and after nothing was done. Floor: what QEMU's own commands (stop, save
+//     the devices, go on) took of it. The phases have the rest of the call.
+//   - memory-idle, memory-touched-64mib: memory of one of ten copies, supervisor
+//     included, by its proportional share. Floor: one of ten plain restores.
+//   - disk-per-snapshot: what a snapshot takes on the disk, against the pages
+//     that changed.
+//   - chain-1, chain-50: restore from the first and from the fiftieth of fifty
+//     snapshots in a row, memory and disk changed before each.
+//
 // The package starts processes and ends them: whatever way Run returns, none
 // of them is left. It keeps no files.
 package bench

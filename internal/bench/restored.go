@@ -21,6 +21,7 @@ import (
 	"github.com/warren-vm/warren/internal/store"
 	"github.com/warren-vm/warren/internal/store/snapshots"
 	"github.com/warren-vm/warren/internal/vm"
+	"github.com/warren-vm/warren/internal/vm/ram"
 )
 
 // plainRestore is a QEMU that is restored from a snapshot's files as anyone
@@ -41,12 +42,12 @@ func (b *bed) plainRestore(ctx context.Context, id string) (*plainRestore, error
 	if err != nil {
 		return nil, err
 	}
-	flat, differences := sn.Base()
-	if len(differences) > 0 {
-		sn.Close()
-		return nil, fmt.Errorf("the memory of snapshot %s is not one file", id)
-	}
 	m := sn.Manifest()
+	flat, err := sn.MakeFlat(ctx, ram.Flattener(ctx, int64(m.Machine.MemMB)<<20))
+	if err != nil {
+		sn.Close()
+		return nil, err
+	}
 	dir, err := os.MkdirTemp(b.home.Cache(), "bench-")
 	if err != nil {
 		sn.Close()

@@ -120,7 +120,8 @@ func compatible(m snapshots.Manifest, here snapshots.Machine) error {
 func (p parts) restore(ctx context.Context, o Options, began time.Time, sn *snapshots.Snapshot) (*Machine, error) {
 	m := sn.Manifest()
 	flat, differences := sn.Base()
-	if ram.Size(differences) > maxApplied {
+	// What every machine of its size is a copy of is worth a file to share.
+	if ram.Size(differences) > maxApplied || m.Kind == snapshots.KindTemplate && len(differences) > 0 {
 		if err := flatten(ctx, sn); err != nil {
 			p.release()
 			return nil, err
