@@ -28,9 +28,11 @@
 //     disks, no confinement and no supervisor, to the line "warren: init" on
 //     its console. Processor flags and kernel parameters that make a guest
 //     quicker are Warren's own and not in the floor.
+//
 //   - exec: one run of `true` through client, supervisor and link, to its
 //     exit status. Floor: the time the agent itself needs, inside the same
 //     guest, to start `true` and wait for it.
+//
 //   - stdio: bytes through standard input of `cat` in the guest and back
 //     through its standard output, compared by digest, in MiB/s of what went
 //     in. Floor: the same bytes through `cat` on a bare virtio-serial port of
@@ -43,17 +45,22 @@
 //     supervisor or monitor, from the start of the process to one answer of the
 //     agent over the virtio-serial port. That guest gets no identity and starts
 //     no program. Floor of rewind: create.
+//
 //   - fork10, fork100: so many copies of one running machine, from the call
 //     until each has run `true`. Floor: as many plain restores, each until it
 //     has answered; both sides start four at a time on two processors.
+//
 //   - snapshot-pause-4mib, snapshot-nochange: how long a snapshot keeps the
 //     guest's processors from running, after 4 MiB of its memory were written,
 //     and after nothing was done. Floor: what QEMU's own commands (stop, save
 //     the devices, go on) took of it. The phases have the rest of the call.
+//
 //   - memory-idle, memory-touched-64mib: memory of one of ten copies, supervisor
 //     included, by its proportional share. Floor: one of ten plain restores.
+//
 //   - disk-per-snapshot: what a snapshot takes on the disk, against the pages
 //     that changed.
+//
 //   - chain-1, chain-50: restore from the first and from the fiftieth of fifty
 //     snapshots in a row, memory and disk changed before each.
 //

@@ -30,10 +30,10 @@ func (r Result) table(b *strings.Builder) {
 	if !known {
 		bench = Benchmark{Name: r.Name, Floor: "floor"}
 	}
-	fmt.Fprintf(b, "%-8s%s; n %d\n", r.Name, bench.Title, r.N)
+	fmt.Fprintf(b, "%-20s %s; n %d\n", r.Name, bench.Title, r.N)
 	top := max(r.P50, r.FloorP50)
 	row := func(label string, v float64, rest string) {
-		line := fmt.Sprintf("  %-12s%10s  %s", label, quantity(v, r.Unit), padded(drawn(v, top), barWidth))
+		line := fmt.Sprintf("  %-28s %10s  %s", label, quantity(v, r.Unit), padded(drawn(v, top), barWidth))
 		b.WriteString(strings.TrimRight(line+rest, " ") + "\n")
 	}
 	row("Warren", r.P50, "  p99 "+quantity(r.P99, r.Unit))

@@ -167,7 +167,10 @@ func (s *Store) TemplateLock(ctx context.Context, key string) (release func(), e
 	if err != nil {
 		return nil, fmt.Errorf("lock template %.80q: %w", key, store.WithRemedy(err))
 	}
-	return func() { f.Close() }, nil
+	return func() {
+		os.Remove(f.Name()) // held still: who waits for it looks again
+		f.Close()
+	}, nil
 }
 
 // lockPath takes, alone, the lock of a file that is created for it and that
