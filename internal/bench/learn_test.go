@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -56,7 +57,7 @@ func TestOptionsAreCheckedAllAtOnce(t *testing.T) {
 	}
 	o := Options{Names: []string{"boat"}, N: -1, StdioMiB: -1, MemMB: 1}
 	err := o.Check()
-	want := `no benchmark "boat"; there are boot, exec, stdio
+	want := `no benchmark "boat"; there are ` + strings.Join(Names(), ", ") + `
 -1 samples; take 1 to 100000
 -1 MiB for stdio; take 1 to 1048576
 ` + o.machine().Check().Error()
