@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -95,10 +96,19 @@ func onlyItsFiles(t *testing.T, v *VM, canary string) {
 	if _, err := os.Stat(root + "/vm/root.img"); err != nil {
 		t.Fatalf("its own disk is not there, so the rest proves nothing: %v", err)
 	}
-	for _, path := range []string{canary, filepath.Dir(canary), "/etc/passwd", "/etc/shadow", "/proc/self", "/sys/kernel", "/root", "/home", "/tmp", "/var", "/run", "/dev/shm", "/dev/kvm"} {
+	for _, path := range []string{canary, filepath.Dir(canary), "/etc/passwd", "/etc/shadow", "/proc/self", "/root", "/home", "/tmp", "/var", "/run", "/dev/shm", "/dev/kvm"} {
 		if _, err := os.Lstat(root + path); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("%s: %v", path, err)
 		}
+	}
+	err := filepath.WalkDir(root+"/sys", func(path string, e fs.DirEntry, err error) error {
+		if err == nil && !e.IsDir() && !slices.Contains(hugePages, strings.TrimPrefix(path, root)) {
+			t.Errorf("of /sys it sees %s", path)
+		}
+		return err
+	})
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		t.Error(err)
 	}
 	var names []string
 	entries, err := os.ReadDir(root + "/vm")
