@@ -2,8 +2,6 @@ package bench
 
 import (
 	"context"
-	"fmt"
-	"io"
 	"time"
 
 	"github.com/warren-vm/warren/internal/guestapi"
@@ -46,18 +44,10 @@ func (p *execPair) subject(ctx context.Context, count int) ([]sample, error) {
 	var out []sample
 	for range count {
 		began := time.Now()
-		run, err := p.m.Exec(ctx, guestapi.ExecRequest{ID: "bench", Argv: smallest}, io.Discard, io.Discard)
-		if err != nil {
+		if err := runSmallest(ctx, p.m); err != nil {
 			return nil, reason(ctx, err)
 		}
-		status, err := run.Wait()
 		took := time.Since(began)
-		if err != nil {
-			return nil, reason(ctx, err)
-		}
-		if code := status.ExitCode(); code != 0 {
-			return nil, fmt.Errorf("%s ended with code %d", smallest[0], code)
-		}
 		out = append(out, sample{value: milliseconds(took)})
 	}
 	return out, nil
