@@ -128,7 +128,9 @@ func (t *tour) checkpointAndDamage(ctx context.Context) error {
 func (t *tour) forkThree(ctx context.Context) error {
 	var forks machine.Forks
 	err := t.step("fork 3", func() (err error) {
-		forks, err = t.m.Fork(ctx, 3, machine.Options{Label: "make run"}, func(i int) string { return fmt.Sprintf("copy-%d", i+1) })
+		forks, err = t.m.Fork(ctx, 3, machine.Options{Label: "make run"}, machine.ForkHooks{
+			Name: func(i int) string { return fmt.Sprintf("copy-%d", i+1) },
+		})
 		return err
 	})
 	if err != nil {

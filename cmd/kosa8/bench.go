@@ -38,7 +38,7 @@ func newBench(s streams) *cobra.Command {
 		o.MemMB, err = parseMemory(s)
 		return err
 	}}, "memory", "memory of the VMs: 512m, 2g")
-	f.Var(text(&o.Accel, "accelerator", "auto"), "accel", "auto, kvm or tcg")
+	accelFlag(c, &o.Accel)
 	f.BoolVar(&asJSON, "json", false, "print as JSON")
 	f.BoolVarP(&quiet, "quiet", "q", false, "no progress")
 	return c

@@ -12,7 +12,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/warren-vm/warren/internal/cli"
 	"github.com/warren-vm/warren/internal/guestapi"
@@ -103,12 +102,18 @@ written to standard error. The program's code stays the command's unless it is
 	}}, "env", "e", "set a variable; NAME alone passes ours on; repeatable")
 	f.VarP(text(&o.exec.Dir, "folder", ""), "workdir", "w", "start in this folder of the guest (default: the user's home)")
 	f.VarP(text(&o.exec.User, "user", ""), "user", "u", "run as this user: a name, uid or uid:gid (default: root)")
-	sizeFlags(f, &o.machine)
+	sizeFlags(c, &o.machine)
 	f.Var(&value{kind: "duration", set: func(s string) (err error) {
 		o.timeout, err = parseTimeout(s)
 		return err
 	}}, "timeout", "stop the program after this long: 90s, 5m (default: never)")
-	f.Var(text(&o.from, "id", ""), "from", "go on from this snapshot")
+	f.Var(&value{kind: "id", set: func(s string) error {
+		if o.from != "" {
+			return fmt.Errorf("a VM goes on from one snapshot, and %s is another", o.from)
+		}
+		o.from = s
+		return nil
+	}}, "from", "go on from this snapshot")
 	if err := c.RegisterFlagCompletionFunc("from", completeSnapshots(true, isSnapshot)); err != nil {
 		panic(err)
 	}
@@ -184,7 +189,7 @@ func (o *runOptions) completeStart(c *cobra.Command) error {
 		faults = append(faults, errors.New("a VM either goes on from a snapshot or boots afresh; leave out --from or --boot"))
 	}
 	if err := snapshots.CheckID(o.from); err != nil {
-		faults = append(faults, err)
+		faults = append(faults, orLabel(c.Context(), o.from, err))
 	}
 	// The size is the snapshot's unless it was asked for.
 	if !c.Flags().Changed("cpus") {
@@ -205,13 +210,23 @@ func checkLabel(label string) error {
 }
 
 // sizeFlags are those that say what size of VM is wanted, and run by what.
-func sizeFlags(f *pflag.FlagSet, o *machine.Options) {
+func sizeFlags(c *cobra.Command, o *machine.Options) {
+	f := c.Flags()
 	f.Var(count(&o.CPUs, machine.DefaultCPUs), "cpus", "virtual processors")
 	f.Var(&value{kind: "size", text: cli.FormatMB(machine.DefaultMemMB), set: func(s string) (err error) {
 		o.MemMB, err = parseMemory(s)
 		return err
 	}}, "memory", "memory of the VM: 512m, 2g")
-	f.Var(text(&o.Accel, "accelerator", "auto"), "accel", "auto, kvm or tcg")
+	accelFlag(c, &o.Accel)
+}
+
+// accelFlag says how processors are to be had.
+func accelFlag(c *cobra.Command, accel *string) {
+	c.Flags().Var(text(accel, "accelerator", "auto"), "accel", "auto, kvm or tcg")
+	choices := cobra.FixedCompletions([]string{"auto", "kvm", "tcg"}, cobra.ShellCompDirectiveNoFileComp)
+	if err := c.RegisterFlagCompletionFunc("accel", choices); err != nil {
+		panic(err)
+	}
 }
 
 // splitArgs takes IMAGE and the program from the arguments.
@@ -227,14 +242,7 @@ func (o *runOptions) splitArgs(args []string) (argv []string, err error) {
 		argv = argv[1:]
 	}
 	if image != baseImage {
-		advice := []string{`the only image so far is "base": kosa8 run base -- ` + strings.Join(argv, " ")}
-		if len(argv) == 0 {
-			advice = []string{`the only image so far is "base": kosa8 run base -- ` + image}
-		}
-		if o.save && o.label == "" {
-			advice = append(advice, "a label follows an equals sign: --save="+image)
-		}
-		return nil, cli.Advise(fmt.Errorf("no image %q", image), advice...)
+		return nil, cli.Advise(fmt.Errorf("no image %q", image), o.imageAdvice(image, argv)...)
 	}
 	switch {
 	case len(argv) == 0 && (o.interactive || o.exec.TTY):
@@ -250,6 +258,21 @@ func (o *runOptions) splitArgs(args []string) (argv []string, err error) {
 		}
 	}
 	return argv, nil
+}
+
+// imageAdvice says what was meant by an image that there is not.
+func (o *runOptions) imageAdvice(image string, argv []string) []string {
+	if o.save && o.label == "" && len(argv) > 0 && argv[0] == baseImage {
+		return []string{"a label follows an equals sign: --save=" + image}
+	}
+	if len(argv) == 0 {
+		argv = []string{image}
+	}
+	advice := []string{`the only image so far is "base": kosa8 run base -- ` + strings.Join(argv, " ")}
+	if o.save && o.label == "" {
+		advice = append(advice, "a label follows an equals sign: --save="+image)
+	}
+	return advice
 }
 
 // environment is what -e gave: NAME=VALUE as it stands, NAME from our own

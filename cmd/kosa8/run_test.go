@@ -179,8 +179,10 @@ func TestTerminalHasItsSizeFollowsTheWindowAndTakesControlCharacters(t *testing.
 	defer master.Close()
 	defer tty.Close()
 	pty.Setsize(master, &pty.Winsize{Rows: 33, Cols: 111})
+	// A shell that waits for a program in the foreground forgets an interrupt that
+	// comes just after that has ended. So it waits for none when it comes.
 	k := newKosa8(t, home, "run", "-it", "base", "--", "bash", "--norc", "-c",
-		`trap 'stty size' WINCH; trap 'echo interrupted; exit 5' INT; tty; stty size; echo "TERM $TERM"; while :; do sleep 0.1; done`)
+		`trap 'stty size; echo resized' WINCH; trap 'echo interrupted; exit 5' INT; tty; stty size; echo "TERM $TERM"; sleep 1000 & while :; do wait; done`)
 	k.Env = append(k.Env, "TERM=xterm-test")
 	k.Stdin, k.Stdout, k.Stderr = tty, tty, tty
 	k.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
@@ -190,6 +192,7 @@ func TestTerminalHasItsSizeFollowsTheWindowAndTakesControlCharacters(t *testing.
 	awaitLine(t, master, "TERM xterm-test")
 	pty.Setsize(master, &pty.Winsize{Rows: 44, Cols: 122})
 	awaitLine(t, master, "44 122")
+	awaitLine(t, master, "resized")
 	io.WriteString(master, "\x03")
 	awaitLine(t, master, "interrupted")
 	if code := k.end(t); code != 5 {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"sync"
 	"time"
 
@@ -41,11 +42,14 @@ func run(ctx context.Context, s streams, o runOptions) (err error) {
 	m, err := start(ctx, o)
 	progress.Done()
 	if err != nil {
-		return because(ctx, err)
+		return unsaved(o, because(ctx, err))
 	}
 	aside.collect()
 	defer func() {
-		err = errors.Join(err, closeMachine(m))
+		// A VM that died says so once.
+		if unclosed := closeMachine(m); unclosed != nil && (err == nil || !strings.Contains(err.Error(), unclosed.Error())) {
+			err = cli.Also(err, unclosed)
+		}
 	}()
 	first := &firstByte{began: time.Now()}
 	status, err := runIn(ctx, s, o, m, signals, first)
@@ -58,17 +62,21 @@ func run(ctx context.Context, s streams, o runOptions) (err error) {
 		cli.WriteChart(s.err, append(phases, cli.Phase{Name: "exec", Took: first.took()}))
 	}
 	if err != nil {
-		return explain(ctx, m, o, err)
+		return unsaved(o, explain(ctx, m, o, err))
 	}
 	err = ended(o, status)
 	if !o.save {
 		return err
 	}
-	unsaved := save(ctx, s, o, m)
-	if exit := (*cli.Exit)(nil); errors.As(err, &exit) {
-		return &cli.Exit{Code: exit.Code, Err: errors.Join(unsaved, exit.Err)} // the code stays the program's
+	return cli.Also(err, save(ctx, s, o, m)) // the code stays the program's
+}
+
+// unsaved is err of a run that came to no snapshot, if one was asked for.
+func unsaved(o runOptions, err error) error {
+	if !o.save {
+		return err
 	}
-	return errors.Join(unsaved, err)
+	return cli.Also(err, errors.New("no snapshot was saved"))
 }
 
 // start gives the machine that the options ask for.
@@ -77,7 +85,11 @@ func start(ctx context.Context, o runOptions) (*machine.Machine, error) {
 	case o.boot:
 		return machine.Boot(ctx, o.machine)
 	case o.from != "":
-		return machine.Restore(ctx, o.from, o.machine)
+		m, err := machine.Restore(ctx, o.from, o.machine)
+		if errors.Is(err, machine.ErrSize) {
+			return nil, &cli.Exit{Code: cli.ExitUsage, Err: cli.Advise(err, "leave out --cpus, --memory and --accel with --from")}
+		}
+		return m, named(ctx, o.from, err)
 	}
 	return machine.Create(ctx, o.machine)
 }
@@ -87,7 +99,10 @@ func save(ctx context.Context, s streams, o runOptions, m *machine.Machine) erro
 	began := time.Now()
 	saved, err := m.Save(ctx, o.label)
 	if err != nil {
-		return because(ctx, fmt.Errorf("no snapshot was saved: %w", err))
+		if why := context.Cause(ctx); why != nil {
+			return unsaved(o, why)
+		}
+		return fmt.Errorf("no snapshot was saved: %w", err)
 	}
 	if o.quiet {
 		_, err = fmt.Fprintln(s.err, saved.ID)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -12,7 +11,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 
 	"github.com/warren-vm/warren/internal/cli"
 	"github.com/warren-vm/warren/internal/store"
@@ -84,28 +82,17 @@ func (sh shelf) manifest(ctx context.Context, id string) (snapshots.Manifest, er
 	}
 	sn, err := sh.store.Open(ctx, id) // for its error
 	if err != nil {
-		return snapshots.Manifest{}, err
+		return snapshots.Manifest{}, named(ctx, id, err)
 	}
 	defer sn.Close()
 	return sn.Manifest(), nil
-}
-
-// needs are the snapshots that m cannot be without.
-func needs(m snapshots.Manifest) []string {
-	var ids []string
-	for _, id := range append([]string{m.Parent}, m.Disks...) {
-		if id != "" && id != m.ID && !slices.Contains(ids, id) {
-			ids = append(ids, id)
-		}
-	}
-	return ids
 }
 
 // neededBy are the snapshots that need the one of that id, sorted.
 func (sh shelf) neededBy(id string) []string {
 	ids := []string{}
 	for _, m := range sh.all {
-		if slices.Contains(needs(m), id) {
+		if slices.Contains(m.Needs(), id) {
 			ids = append(ids, m.ID)
 		}
 	}
@@ -125,7 +112,7 @@ func (sh shelf) closure(id string) []snapshots.Manifest {
 		for _, m := range sh.all {
 			if m.ID == todo[0] {
 				found = append(found, m)
-				todo = append(todo, needs(m)...)
+				todo = append(todo, m.Needs()...)
 			}
 		}
 	}
@@ -133,7 +120,7 @@ func (sh shelf) closure(id string) []snapshots.Manifest {
 }
 
 // size is what a snapshot itself takes on the disk, in bytes.
-func (sh shelf) size(id string) int64 { return diskUsage(filepath.Join(sh.home.SnapshotsDir(), id)) }
+func (sh shelf) size(id string) int64 { return sh.store.Usage(id) }
 
 // flat says whether all of a snapshot's memory is in one file: its own, or one
 // in the cache.
@@ -147,18 +134,6 @@ func (sh shelf) flat(m snapshots.Manifest) bool {
 	}
 	_, err = os.Lstat(filepath.Join(sh.home.Cache(), "ram", boot, m.ID))
 	return err == nil
-}
-
-// diskUsage is what a folder takes on the disk, in bytes.
-func diskUsage(dir string) (bytes int64) {
-	filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
-		var st unix.Stat_t
-		if err == nil && unix.Lstat(path, &st) == nil {
-			bytes += st.Blocks * 512
-		}
-		return nil
-	})
-	return bytes
 }
 
 // kept are the snapshots that ls shows.
@@ -182,6 +157,21 @@ func (sh shelf) faults() error {
 
 // when is a time as people read it.
 func when(t time.Time) string { return t.Local().Format("2006-01-02 15:04:05") }
+
+// whenExactly is when, with the zone.
+func whenExactly(t time.Time) string { return t.Local().Format("2006-01-02 15:04:05 -0700") }
+
+// maxLabel is how much of a label a table shows, in runes.
+const maxLabel = 40
+
+// short is a label for a table.
+func short(label string) string {
+	runes := []rune(cli.Clean(label))
+	if len(runes) <= maxLabel {
+		return string(runes)
+	}
+	return string(runes[:maxLabel-1]) + "…"
+}
 
 func size(m snapshots.Machine) string {
 	return fmt.Sprintf("%s, %s", cli.FormatMB(int64(m.MemMB)), cli.Count(m.CPUs, "CPU"))
@@ -211,24 +201,10 @@ func completeSnapshots(many bool, wanted func(snapshots.Manifest) bool) cobra.Co
 func isSnapshot(m snapshots.Manifest) bool { return m.Kind == snapshots.KindSnapshot }
 func isTemplate(m snapshots.Manifest) bool { return m.Kind == snapshots.KindTemplate }
 
-// checkIDs is the fault of the command line in what was given for ids.
-func checkIDs(ids []string) error {
-	var errs []error
-	for _, id := range ids {
-		if err := snapshots.CheckID(id); err != nil {
-			errs = append(errs, err)
-		}
-	}
-	if len(errs) > 0 {
-		return &cli.Exit{Code: cli.ExitUsage, Err: errors.Join(errs...)}
-	}
-	return nil
-}
-
 // oneID is for a command that takes exactly one.
 func oneID(c *cobra.Command, args []string) error {
 	if len(args) != 1 {
 		return fmt.Errorf("%s takes one snapshot id, got %d; list them: kosa8 snapshot ls", c.CommandPath(), len(args))
 	}
-	return checkIDs(args)
+	return checkIDs(c.Context(), args)
 }

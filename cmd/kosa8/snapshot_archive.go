@@ -9,8 +9,10 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"syscall"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/warren-vm/warren/internal/cli"
 	"github.com/warren-vm/warren/internal/guestimage"
@@ -77,7 +79,7 @@ func snapshotExport(ctx context.Context, s streams, o exportOptions) error {
 	st := snapshots.In(home)
 	sn, err := st.Open(ctx, o.id)
 	if err != nil {
-		return because(ctx, err)
+		return because(ctx, named(ctx, o.id, err))
 	}
 	defer sn.Close()
 	var files []snapshots.ImageFile
@@ -103,12 +105,16 @@ func snapshotExport(ctx context.Context, s streams, o exportOptions) error {
 		}}, sn, snapshots.ExportOptions{Image: files})
 	}
 	if o.path == "-" {
-		return because(ctx, write(s.out))
+		err := write(s.out)
+		if errors.Is(err, syscall.EPIPE) {
+			return &cli.Exit{Code: cli.ExitPipe}
+		}
+		return because(ctx, err)
 	}
-	err = writeNew(o.path, write)
+	err = writeNew(o.path, o.force, write)
 	progress.Done()
 	if err != nil {
-		return because(ctx, store.WithRemedy(err))
+		return because(ctx, exportAdvice(o.path, err))
 	}
 	if o.silent {
 		return nil
@@ -142,12 +148,60 @@ func imageFiles(ctx context.Context, home store.Home, id, scratch string) (relea
 	return release, files, nil
 }
 
+// exportAdvice says what can be done about a folder that takes no archive.
+func exportAdvice(path string, err error) error {
+	dir := filepath.Dir(path)
+	switch {
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		return cli.Advise(err, "free some space in "+dir+", or name a file on another disk with -o")
+	case errors.Is(err, syscall.EROFS), errors.Is(err, fs.ErrPermission), errors.Is(err, fs.ErrNotExist):
+		return cli.Advise(err, "name a file in a folder that you can write to with -o")
+	}
+	return err
+}
+
 // writeNew writes a file that only its owner can read and that has its name
-// when it is whole and on the disk.
-func writeNew(path string, write func(io.Writer) error) (err error) {
+// when it is whole and on the disk. Killed before that it leaves nothing, where
+// the file system has files without a name.
+func writeNew(path string, replace bool, write func(io.Writer) error) error {
+	dir := filepath.Dir(path)
+	fd, err := unix.Open(dir, unix.O_WRONLY|unix.O_TMPFILE|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return writeBeside(path, write)
+	}
+	f := os.NewFile(uintptr(fd), path)
+	defer f.Close()
+	if err := write(f); err != nil {
+		return err
+	}
+	if err := f.Sync(); err != nil {
+		return err
+	}
+	name := path
+	if replace { // a link replaces nothing
+		name = filepath.Join(dir, "."+snapshots.NewID())
+	}
+	// Not by the descriptor itself: that takes a capability.
+	if err := unix.Linkat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", fd), unix.AT_FDCWD, name, unix.AT_SYMLINK_FOLLOW); err != nil {
+		return &os.PathError{Op: "create", Path: path, Err: err}
+	}
+	if replace {
+		if err := os.Rename(name, path); err != nil {
+			return errors.Join(&os.PathError{Op: "replace", Path: path, Err: errors.Unwrap(err)}, os.Remove(name))
+		}
+	}
+	return store.SyncDir(dir)
+}
+
+// writeBeside is writeNew for file systems that know no files without a name.
+func writeBeside(path string, write func(io.Writer) error) (err error) {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
 	if err != nil {
-		return err
+		cause := err
+		if e := (*os.PathError)(nil); errors.As(err, &e) {
+			cause = e.Err // its name is ours, not the user's
+		}
+		return &os.PathError{Op: "create", Path: path, Err: cause}
 	}
 	defer func() {
 		if err != nil {
@@ -274,7 +328,7 @@ func snapshotImport(ctx context.Context, s streams, o importOptions) error {
 		progress.Step("importing: %s read", cli.FormatBytes(n>>20<<20))
 	}}, snapshots.ImportOptions{MaxBytes: int64(o.maxMB) << 20, Image: image.Take})
 	if err != nil {
-		return because(ctx, err)
+		return because(ctx, importAdvice(err))
 	}
 	installed := false
 	if image.Begun() {
@@ -311,8 +365,23 @@ func (sh shelf) undo(ctx context.Context, id string) error {
 	return errors.Join(errs...)
 }
 
+func importAdvice(err error) error {
+	switch {
+	case errors.Is(err, snapshots.ErrTooLarge):
+		return cli.Advise(err, "allow more with --max-size, or do not import it")
+	case errors.Is(err, snapshots.ErrArchive):
+		return cli.Advise(err, "copy it again from where it was exported, or export it again")
+	}
+	return err
+}
+
 func (sh shelf) imported(ctx context.Context, s streams, o importOptions, m snapshots.Manifest, installed bool) error {
-	var err error
+	did := "imported snapshot"
+	if slices.ContainsFunc(sh.all, func(o snapshots.Manifest) bool { return o.ID == m.ID }) {
+		did = "all of it is here already: snapshot"
+	}
+	_, err := os.Stat(filepath.Join(sh.home.Guest(), m.ImageID))
+	lacksImage := errors.Is(err, fs.ErrNotExist)
 	switch {
 	case o.asJSON:
 		if sh.all, sh.problems, err = sh.store.List(ctx); err != nil {
@@ -322,21 +391,20 @@ func (sh shelf) imported(ctx context.Context, s streams, o importOptions, m snap
 	case o.silent:
 		_, err = fmt.Fprintln(s.out, m.ID)
 	default:
-		image := ""
+		text := fmt.Sprintf("%s %s%s\n", did, m.ID, labelled(m.Label))
 		if installed {
-			image = fmt.Sprintf("\n  with its guest image %s", m.ImageID)
+			text += fmt.Sprintf("  with its guest image %s\n", m.ImageID)
 		}
-		_, err = fmt.Fprintf(s.out, "imported snapshot %s%s\n  run in a copy of it: kosa8 run --from %s base -- PROGRAM%s\n",
-			m.ID, labelled(m.Label), m.ID, image)
+		if !lacksImage {
+			text += fmt.Sprintf("  run in a copy of it: kosa8 run --from %s base -- PROGRAM\n", m.ID)
+		}
+		_, err = io.WriteString(s.out, text)
 	}
-	if err != nil {
+	if err != nil || !lacksImage {
 		return err
 	}
-	if _, err := os.Stat(filepath.Join(sh.home.Guest(), m.ImageID)); errors.Is(err, fs.ErrNotExist) {
-		return cli.Advise(fmt.Errorf("guest image %s, which snapshot %s needs, is neither here nor in the archive", m.ImageID, m.ID),
-			"export the snapshot with its image (without --without-image), and import that")
-	}
-	return nil
+	return cli.Advise(fmt.Errorf("guest image %s, which snapshot %s needs, is neither here nor in the archive", m.ImageID, m.ID),
+		"export the snapshot with its image (without --without-image), and import that")
 }
 
 // labelled is a label for the end of an id.

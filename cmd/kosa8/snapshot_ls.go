@@ -1,8 +1,10 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -58,6 +60,9 @@ itself: what it shares with its parent is not counted again.
   kosa8 snapshot ls --tree --all     with templates and forks, what came from what`,
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
+			if tree && asJSON {
+				return cli.Usagef("the tree is for people; with --json each snapshot names its parent: leave out --tree")
+			}
 			sh, err := readShelf(c.Context())
 			if err != nil {
 				return err
@@ -74,13 +79,31 @@ itself: what it shares with its parent is not counted again.
 			if err != nil {
 				return err
 			}
-			return sh.faults()
+			return errors.Join(sh.faults(), sh.unfit())
 		},
 	}
 	c.Flags().BoolVarP(&all, "all", "a", false, "templates and forks too")
 	c.Flags().BoolVar(&tree, "tree", false, "show below each what was made from it")
 	c.Flags().BoolVar(&asJSON, "json", false, "print as JSON")
 	return c
+}
+
+// unfit names the snapshots that can be read and yet are of no use.
+func (sh shelf) unfit() error {
+	damaged, useless := sh.store.Unfit(sh.all, sh.problems)
+	var errs []error
+	for _, id := range damaged {
+		if slices.ContainsFunc(sh.all, func(m snapshots.Manifest) bool { return m.ID == id }) {
+			errs = append(errs, fmt.Errorf("snapshot %s lacks a file, or some of one", id))
+		}
+	}
+	for _, id := range useless {
+		errs = append(errs, fmt.Errorf("snapshot %s needs one that is damaged or gone", id))
+	}
+	if n := len(errs); n > 0 {
+		errs[n-1] = cli.Advise(errs[n-1], "no VM can go on from those; see `kosa8 snapshot verify`")
+	}
+	return errors.Join(errs...)
 }
 
 func (sh shelf) printJSON(w io.Writer, kept []snapshots.Manifest) error {
@@ -105,7 +128,7 @@ func (sh shelf) printTable(w io.Writer, kept []snapshots.Manifest, all, tree boo
 	}
 	t.Row(head...)
 	row := func(m snapshots.Manifest, branch string) {
-		cells := []string{branch + m.ID, cli.Clean(m.Label), when(m.Created), cli.FormatBytes(sh.size(m.ID)), size(m.Machine), m.Parent}
+		cells := []string{branch + m.ID, short(m.Label), when(m.Created), cli.FormatBytes(sh.size(m.ID)), size(m.Machine), m.Parent}
 		if all {
 			cells = append(cells, string(m.Kind))
 		}
@@ -213,13 +236,13 @@ func (sh shelf) show(w io.Writer, m snapshots.Manifest) error {
 		{"id", m.ID},
 		{"kind", string(m.Kind)},
 		{"label", or(cli.Clean(m.Label), "none")},
-		{"created", when(m.Created)},
+		{"created", whenExactly(m.Created)},
 		{"machine", size(m.Machine) + ", " + cli.Clean(m.Machine.Accel)},
 		{"made by", "QEMU " + cli.Clean(m.Machine.QEMU) + " on " + cli.Clean(m.Machine.CPUModel)},
 		{"guest image", m.ImageID},
 		{"memory", memory},
 		{"parent", or(m.Parent, "none")},
-		{"needs", or(list(needs(m)), "none")},
+		{"needs", or(list(m.Needs()), "none")},
 		{"needed by", or(list(sh.neededBy(m.ID)), "none")},
 		{"on disk", cli.FormatBytes(sh.size(m.ID))},
 	} {

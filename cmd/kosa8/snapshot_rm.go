@@ -11,7 +11,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/warren-vm/warren/internal/cli"
-	"github.com/warren-vm/warren/internal/store/snapshots"
 )
 
 func newSnapshotRm(s streams) *cobra.Command {
@@ -29,7 +28,7 @@ running VM needs is not removed, and what needs it is named.
 			if len(args) == 0 {
 				return fmt.Errorf("%s takes snapshot ids; list them: kosa8 snapshot ls", c.CommandPath())
 			}
-			return checkIDs(args)
+			return checkIDs(c.Context(), args)
 		},
 		ValidArgsFunction: completeSnapshots(true, isSnapshot),
 		RunE: func(c *cobra.Command, ids []string) error {
@@ -64,7 +63,7 @@ func (sh shelf) remove(ctx context.Context, out io.Writer, ids []string, quiet b
 				return context.Cause(ctx)
 			}
 			err := sh.store.Delete(ctx, id)
-			if faults[id] = err; err != nil {
+			if faults[id] = named(ctx, id, err); err != nil {
 				continue
 			}
 			todo = slices.DeleteFunc(todo, func(o string) bool { return o == id })
@@ -98,7 +97,7 @@ read, templates and forks too.
 
 ` + doneHelp,
 		Example:           `  kosa8 snapshot verify`,
-		Args:              func(_ *cobra.Command, args []string) error { return checkIDs(args) },
+		Args:              func(c *cobra.Command, args []string) error { return checkIDs(c.Context(), args) },
 		ValidArgsFunction: completeSnapshots(true, isSnapshot),
 		RunE: func(c *cobra.Command, ids []string) error {
 			return snapshotVerify(c.Context(), s, ids, quiet, asJSON)
@@ -145,11 +144,9 @@ func snapshotVerify(ctx context.Context, s streams, ids []string, quiet, asJSON 
 		if !whole[id] {
 			err = sh.store.Verify(ctx, id, func(step string) { progress.Step("%s (%d of %d)", step, i+1, len(ids)) })
 		}
-		if err != nil && errors.Is(err, snapshots.ErrDamaged) && !strings.HasPrefix(err.Error(), "snapshot "+id+" ") {
-			err = fmt.Errorf("snapshot %s needs another: %w", id, err)
-		}
 		r := verified{ID: id, Whole: err == nil}
 		if err != nil {
+			err = named(ctx, id, err)
 			r.Error = err.Error()
 			errs = append(errs, because(ctx, err))
 		} else {
@@ -168,7 +165,7 @@ func snapshotVerify(ctx context.Context, s streams, ids []string, quiet, asJSON 
 	progress.Done()
 	switch {
 	case asJSON:
-		err = cli.PrintJSON(s.out, results)
+		err = cli.PrintJSON(s.out, map[string][]verified{"snapshots": results})
 	case len(ids) == 0 && !quiet:
 		_, err = fmt.Fprintf(s.out, "no snapshots in %s\n", sh.home.SnapshotsDir())
 	}

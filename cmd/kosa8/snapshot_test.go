@@ -38,6 +38,16 @@ func TestASavedVMGoesOnHereAndInAnotherHome(t *testing.T) {
 	k.run(t, 0, "", "")
 	other := store.Home(t.TempDir())
 	newKosa8(t, other, "snapshot", "import", "-q", archive).run(t, 0, id+"\n", "")
+	// Templates that came with it are not what new machines are made from.
+	newKosa8(t, other, "run", "-q", "base", "true").run(t, 0, "", "")
+	newKosa8(t, other, "snapshot", "rm", "-q", id).run(t, 0, "", "")
+	newKosa8(t, other, "template", "rm", "--stale", "-q").run(t, 0, "", "")
+	k = newKosa8(t, other, "template", "ls")
+	if code := k.start(t).end(t); code != 0 || strings.Count(k.out.String(), "matches") != 2 || strings.Contains(k.out.String(), "stale") {
+		t.Errorf("code %d, stdout %q", code, k.out.String())
+	}
+	// What is its own does not stand in the way.
+	newKosa8(t, other, "snapshot", "import", "-q", archive).run(t, 0, id+"\n", "")
 	newKosa8(t, other, from...).run(t, 0, "42\n", "")
 	newKosa8(t, other, "image", "verify", "-q").start(t).end(t)
 

@@ -57,7 +57,7 @@ size is that of "kosa8 run".
 		},
 	}
 	f := c.Flags()
-	sizeFlags(f, &o)
+	sizeFlags(c, &o)
 	f.BoolVarP(&quiet, "quiet", "q", false, "no progress; errors only")
 	f.BoolVar(&asJSON, "json", false, "print the template as JSON")
 	return c
@@ -148,7 +148,7 @@ from.
 			}
 			switch {
 			case asJSON:
-				return cli.PrintJSON(s.out, infos)
+				return cli.PrintJSON(s.out, map[string][]templateInfo{"templates": infos})
 			case len(infos) == 0:
 				_, err := fmt.Fprintf(s.out, "no templates in %s\n  make one: kosa8 template build\n", sh.home.SnapshotsDir())
 				return err
@@ -176,7 +176,7 @@ and that nothing needs.
 			if stale == (len(ids) > 0) {
 				return fmt.Errorf("%s takes template ids or --stale; list them: kosa8 template ls", c.CommandPath())
 			}
-			return checkIDs(ids)
+			return checkIDs(c.Context(), ids)
 		},
 		ValidArgsFunction: completeSnapshots(true, isTemplate),
 		RunE: func(c *cobra.Command, ids []string) error {

@@ -46,7 +46,9 @@ func newBed(ctx context.Context, o Options) (*bed, error) {
 	}
 	b.o.Accel, b.o.Home = accel, b.home.Dir()
 	b.host.Accel = accel
-	b.host.QEMU = qemuVersion(ctx, b.qemu)
+	if b.host.QEMU, err = vm.Version(ctx, b.qemu, b.home.Cache()); err != nil {
+		return nil, err
+	}
 	b.host.GuestImage = b.image.Manifest.ImageID
 	b.host.GuestCPUs, b.host.GuestMemoryMiB = o.CPUs, o.MemMB
 	return b, nil

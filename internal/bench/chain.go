@@ -14,13 +14,34 @@ import (
 
 // restore measures a VM that goes on from a snapshot of a running one.
 func restore() Benchmark {
-	return chainOf(Benchmark{
+	return Benchmark{
 		Name:  "restore",
 		Title: "restore of a snapshot to its first exec",
 		Floor: "plain restore, one answer",
+		Unit:  Milliseconds,
 		N:     20,
 		Bars:  []Bar{{Of: "ratio", AtMost: 1.6}},
-	}, 1)
+		open:  openRestore,
+	}
+}
+
+func openRestore(ctx context.Context, bed *bed) (pair, error) {
+	made, err := bed.chain(ctx, 1)
+	remove := func() error { return bed.remove(made) }
+	if err != nil {
+		return nil, errors.Join(err, remove())
+	}
+	template, err := machine.Template(ctx, bed.o.machine())
+	if err != nil {
+		return nil, errors.Join(err, remove())
+	}
+	p, err := bed.against(ctx, template, func(ctx context.Context) (*machine.Machine, error) {
+		return machine.Restore(ctx, made[0], bed.o.machine())
+	}, remove)
+	if err != nil {
+		return nil, errors.Join(err, remove())
+	}
+	return p, nil
 }
 
 // chain1 and chain50 measure the same after so many snapshots in a row; the
@@ -88,30 +109,6 @@ func (p *chainPair) floor(ctx context.Context, count int) ([]float64, error) {
 }
 
 func (p *chainPair) close() error { return p.bed.remove(p.made) }
-
-func chainOf(b Benchmark, length int) Benchmark {
-	b.Unit = Milliseconds
-	b.open = func(ctx context.Context, bed *bed) (pair, error) {
-		made, err := bed.chain(ctx, length)
-		remove := func() error { return bed.remove(made) }
-		if err != nil {
-			return nil, errors.Join(err, remove())
-		}
-		last := made[length-1]
-		template, err := machine.Template(ctx, bed.o.machine())
-		if err == nil {
-			var p pair
-			p, err = bed.against(ctx, template, func(ctx context.Context) (*machine.Machine, error) {
-				return machine.Restore(ctx, last, bed.o.machine())
-			}, remove)
-			if err == nil {
-				return p, nil
-			}
-		}
-		return nil, errors.Join(err, remove())
-	}
-	return b
-}
 
 // settleTime is how long the flattening of a chain may take, which goes on
 // aside after the last snapshot.

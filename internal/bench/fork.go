@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/warren-vm/warren/internal/machine"
@@ -62,24 +63,24 @@ func (p *forkPair) fork(ctx context.Context) (s sample, err error) {
 	ctx, cancel := deadline(ctx, restoreDeadline)
 	defer cancel()
 	began := time.Now()
-	forks, err := p.m.Fork(ctx, p.n, machine.Options{Label: "kosa8 bench"}, nil)
+	errs := make([]error, p.n)
+	var first atomic.Int64 // in nanoseconds
+	forks, err := p.m.Fork(ctx, p.n, machine.Options{Label: "kosa8 bench"}, machine.ForkHooks{Ready: func(i int, c machine.Forked) {
+		if c.Err != nil {
+			errs[i] = fmt.Errorf("copy %d: %w", i, c.Err)
+		} else {
+			errs[i] = runSmallest(ctx, c.Machine)
+		}
+		first.CompareAndSwap(0, int64(time.Since(began)))
+	}})
 	if err != nil {
 		return s, reason(ctx, err)
 	}
-	running := time.Now()
-	defer func() { err = errors.Join(err, closeForks(forks)) }()
-	err = each(p.n, func(i int) error {
-		c := forks.Copies[i]
-		if c.Err != nil {
-			return fmt.Errorf("copy %d: %w", i, c.Err)
-		}
-		return runSmallest(ctx, c.Machine)
-	})
-	return sample{milliseconds(time.Since(began)), map[string]float64{
+	s = sample{milliseconds(time.Since(began)), map[string]float64{
 		"pause": float64(forks.Capture.PauseUS) / 1000,
-		"start": milliseconds(running.Sub(began)),
-		"exec":  milliseconds(time.Since(running)),
-	}}, reason(ctx, err)
+		"first": milliseconds(time.Duration(first.Load())),
+	}}
+	return s, reason(ctx, errors.Join(append(errs, closeForks(forks))...))
 }
 
 func closeForks(forks machine.Forks) error {

@@ -2,16 +2,16 @@ package bench
 
 import (
 	"bufio"
-	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"runtime"
 	"strconv"
 	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/warren-vm/warren/internal/vm"
 )
 
 // Machine describes where the figures were taken, without saying whose it
@@ -49,14 +49,11 @@ func (m Machine) String() string {
 // read stays "unknown" or 0: a benchmark is no place to fail over it.
 func describeHost(now time.Time) Machine {
 	m := Machine{
-		CPU:    "unknown",
+		CPU:    vm.HostCPU(),
 		Cores:  runtime.NumCPU(),
 		Arch:   runtime.GOARCH,
 		Kernel: "unknown",
 		Date:   now.UTC().Format(time.RFC3339),
-	}
-	if v := procField("/proc/cpuinfo", "model name"); v != "" {
-		m.CPU = v
 	}
 	if kb, err := strconv.Atoi(strings.TrimSuffix(procField("/proc/meminfo", "MemTotal"), " kB")); err == nil {
 		m.MemoryMiB = kb / 1024
@@ -70,24 +67,6 @@ func describeHost(now time.Time) Machine {
 		m.Load, _ = strconv.ParseFloat(first, 64)
 	}
 	return m
-}
-
-// qemuVersion asks a QEMU for its version: "7.2.22".
-func qemuVersion(ctx context.Context, path string) string {
-	out, err := exec.CommandContext(ctx, path, "--version").Output()
-	if err != nil {
-		return "unknown"
-	}
-	return parseQEMUVersion(string(out))
-}
-
-func parseQEMUVersion(out string) string {
-	_, rest, ok := strings.Cut(out, "version ")
-	fields := strings.Fields(rest)
-	if !ok || len(fields) == 0 {
-		return "unknown"
-	}
-	return fields[0]
 }
 
 // procField returns the value of the first "name: value" line of a file of

@@ -65,7 +65,7 @@ func (p *memoryPair) subject(ctx context.Context, count int) ([]sample, error) {
 }
 
 func (p *memoryPair) measure(ctx context.Context) (s sample, err error) {
-	forks, err := p.m.Fork(ctx, p.n, machine.Options{Label: "kosa8 bench"}, nil)
+	forks, err := p.m.Fork(ctx, p.n, machine.Options{Label: "kosa8 bench"}, machine.ForkHooks{})
 	if err != nil {
 		return s, err
 	}

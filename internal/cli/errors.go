@@ -52,6 +52,20 @@ func (e *Exit) Error() string {
 
 func (e *Exit) Unwrap() error { return e.Err }
 
+// Also is err with a remark more. The code to end with stays that of err.
+func Also(err, remark error) error {
+	var exit *Exit
+	switch {
+	case err == nil:
+		return remark
+	case remark == nil:
+		return err
+	case errors.As(err, &exit):
+		return &Exit{exit.Code, errors.Join(exit.Err, remark)}
+	}
+	return errors.Join(err, remark)
+}
+
 // Usagef is a fault of the command line: exit code 2.
 func Usagef(format string, args ...any) error {
 	return &Exit{ExitUsage, fmt.Errorf(format, args...)}

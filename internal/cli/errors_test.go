@@ -61,3 +61,25 @@ func TestExitCodes(t *testing.T) {
 		}
 	}
 }
+
+func TestARemarkKeepsTheCode(t *testing.T) {
+	remark := errors.New("remark")
+	for _, tt := range []struct {
+		err  error
+		code int
+		text string
+	}{
+		{nil, ExitFailure, "remark"},
+		{errors.New("a"), ExitFailure, "a\nremark"},
+		{&Exit{Code: 130}, 130, "remark"},
+		{&Exit{Code: 7, Err: errors.New("b")}, 7, "b\nremark"},
+	} {
+		got := Also(tt.err, remark)
+		if ExitCode(got) != tt.code || got.Error() != tt.text {
+			t.Errorf("%v: %d, %q", tt.err, ExitCode(got), got)
+		}
+	}
+	if err := Also(remark, nil); err != remark {
+		t.Error(err)
+	}
+}

@@ -15,13 +15,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/warren-vm/warren/internal/cli"
+	"github.com/warren-vm/warren/internal/guestimage"
 	"github.com/warren-vm/warren/internal/machine"
 )
 
 // Figures that divide ok from warn from fail, in MiB.
 const (
 	diskLow    = 4 << 10 // a build of the guest image, and some room for guests
-	diskNone   = 256     // a VM's disk could not even be created safely
+	diskNone   = 256     // what a guest writes soon fills it
 	memoryLow  = machine.DefaultMemMB + 256
 	memoryNone = machine.MinMemMB + 128
 )
@@ -45,13 +46,19 @@ func lookHome(_ context.Context, o Options) Check {
 	if !info.IsDir() {
 		return fail(dir+" is not a folder", "there is nowhere to keep guest images and VMs", "move it away, or set WARREN_HOME")
 	}
+	st, is := info.Sys().(*syscall.Stat_t)
+	foreign := is && int(st.Uid) != os.Getuid()
 	switch err := unix.Access(dir, unix.W_OK|unix.X_OK); {
 	case errors.Is(err, unix.EROFS):
 		return fail(fmt.Sprintf("%s: %v", dir, err), "no VM's folder can be made", "set WARREN_HOME to a folder on a disk that can be written")
 	case err != nil:
-		return fail(fmt.Sprintf("%s: %v", dir, err), "no VM's folder can be made", "sudo chown -R $USER "+dir)
+		remedy := "chmod u+rwx " + dir
+		if foreign {
+			remedy = "set WARREN_HOME to a folder of yours" // whose it is has to stay so
+		}
+		return fail(fmt.Sprintf("%s: %v", dir, err), "no VM's folder can be made", remedy)
 	}
-	if st, is := info.Sys().(*syscall.Stat_t); is && int(st.Uid) != os.Getuid() {
+	if foreign {
 		return warn(fmt.Sprintf("%s belongs to user %d, we are %d", dir, st.Uid, os.Getuid()),
 			"its owner can change what your VMs start from", "set WARREN_HOME to a folder of yours")
 	}
@@ -82,7 +89,7 @@ func lookDisk(_ context.Context, o Options) Check {
 	const remedy = "free some space, or set WARREN_HOME to a folder on a larger disk"
 	switch {
 	case freeMB < diskNone:
-		return fail(found, "a VM has no room for what its guest writes", remedy)
+		return warn(found, "a VM has no room for what its guest writes, nor for a snapshot", remedy)
 	case freeMB < diskLow:
 		return warn(found, "a guest image cannot be built, and guests that write much get an I/O error", remedy)
 	}
@@ -137,7 +144,9 @@ func lookLeftOvers(ctx context.Context, o Options) Check {
 	if len(live) > 0 {
 		found = "none; " + cli.Count(len(live), "VM") + " running"
 	}
+	builds := guestimage.Leftovers(o.Home.Dir())
 	if o.Repair {
+		guestimage.Sweep(o.Home.Dir())
 		swept, err := o.Home.Sweep(ctx)
 		if err != nil && len(dead) > 0 {
 			return warn(err.Error(), "files of dead VMs take up space", "remove them by hand")
@@ -148,11 +157,20 @@ func lookLeftOvers(ctx context.Context, o Options) Check {
 				found += fmt.Sprintf(", killed what still ran of it: %d", k)
 			}
 		}
+		if n := len(builds); n > 0 {
+			found += fmt.Sprintf("; removed what killed builds or imports of guest images left (%s)", strings.Join(builds, ", "))
+		}
 		return ok(found)
 	}
+	var left []string
 	if len(dead) > 0 {
-		return warn(fmt.Sprintf("%s left files: %s", cli.Count(len(dead), "dead VM"), strings.Join(dead, ", ")),
-			"they take up space until the next command removes them", "kosa8 doctor --repair")
+		left = append(left, fmt.Sprintf("%s left files: %s", cli.Count(len(dead), "dead VM"), strings.Join(dead, ", ")))
+	}
+	if len(builds) > 0 {
+		left = append(left, "a killed build or import of a guest image left "+strings.Join(builds, ", "))
+	}
+	if len(left) > 0 {
+		return warn(strings.Join(left, "; "), "it takes up space until a later command removes it", "kosa8 doctor --repair")
 	}
 	return ok(found)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"runtime"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"syscall"
@@ -64,6 +65,10 @@ func (a *Agent) figures(context.Context, guestapi.Empty) (f guestapi.FiguresInfo
 			f.Processes++
 		}
 	}
+	debug.FreeOSMemory()
+	var heap runtime.MemStats
+	runtime.ReadMemStats(&heap)
+	f.AgentHeap = int64(heap.HeapAlloc)
 	if f.AgentRSS, err = residentSize(); err != nil {
 		return f, err
 	}

@@ -4,7 +4,7 @@ import "time"
 
 // Protocol is the version of this package's calls. Host and guest image must
 // agree on it exactly; the image's manifest carries it.
-const Protocol = 5
+const Protocol = 6
 
 // Call names one request with a JSON document in both directions.
 type Call[Req, Resp any] struct {
@@ -229,7 +229,10 @@ type FiguresInfo struct {
 	DiskTotal    int64 `json:"disk_total"`
 	DiskFree     int64 `json:"disk_free"`
 	Processes    int   `json:"processes"`
-	// AgentRSS, AgentFDs and AgentGoroutines are the agent's own.
+	// What follows is the agent's own. AgentHeap is what it holds: the heap
+	// right after a collection, so that two figures can be compared. AgentRSS
+	// is resident, read after the same collection gave back what was free.
+	AgentHeap       int64 `json:"agent_heap"`
 	AgentRSS        int64 `json:"agent_rss"`
 	AgentFDs        int   `json:"agent_fds"`
 	AgentGoroutines int   `json:"agent_goroutines"`

@@ -1,8 +1,8 @@
 package guestapi
 
 // Files of the guest that show its identity. All are in memory, so that a new
-// identity costs no write to a disk, and each is replaced as a whole by a
-// rename.
+// identity costs no write to a disk, and are written while no program runs, so
+// that none finds half of one.
 const (
 	// MachineIDFile holds the machine id and a newline. The root disk's
 	// /etc/machine-id is a link to it; when a program has replaced the link,
@@ -11,7 +11,7 @@ const (
 
 	// GenerationFile holds Identity.Generation as decimal digits and a
 	// newline. It is the last of the identity's files to change: a program
-	// that watches its folder (inotify, IN_MOVED_TO) and sees a new number
+	// that watches it (inotify, IN_MODIFY) and sees a new number
 	// finds hostname and machine id new as well. What a program made from
 	// random numbers before (keys, tokens, the state of a generator of its
 	// own) is from then on another VM's too, and has to be made anew.

@@ -330,6 +330,32 @@ func TestAnInterruptedBuildChangesNothingAndIsCleanedUp(t *testing.T) {
 	}
 }
 
+func TestLeftoversAreNamedAndSweptUnlessOneIsBeingMade(t *testing.T) {
+	home := t.TempDir()
+	if got := Leftovers(home); len(got) > 0 {
+		t.Errorf("of no folder: %q", got)
+	}
+	in, err := Install(t.Context(), home, func() {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := Leftovers(home); len(got) > 0 {
+		t.Errorf("what is being made counts as left: %q", got)
+	}
+	Sweep(home)
+	if _, err := os.Stat(in.staging); err != nil {
+		t.Fatalf("what is being made was swept: %v", err)
+	}
+	in.release() // as if it had been killed
+	if got := Leftovers(home); !slices.Equal(got, []string{filepath.Base(in.staging)}) {
+		t.Errorf("left: %q", got)
+	}
+	Sweep(home)
+	if got := Leftovers(home); len(got) > 0 {
+		t.Errorf("after the sweep: %q", got)
+	}
+}
+
 func TestABuildThatFailsLeavesTheOldOneInUse(t *testing.T) {
 	home := t.TempDir()
 	one := agentProgram(t, "one")

@@ -133,14 +133,41 @@ func syncDir(dir string) error {
 // so nothing of it is in use. What cannot be removed stays for the next build:
 // a tool of a build that was just killed may still be writing.
 func sweep(home string) {
-	entries, err := os.ReadDir(guestDir(home))
+	for _, name := range leftovers(home) {
+		_ = rootdisk.RemoveAll(filepath.Join(guestDir(home), name))
+	}
+}
+
+func leftovers(home string) (names []string) {
+	entries, _ := os.ReadDir(guestDir(home))
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), buildPrefix) || strings.HasPrefix(e.Name(), oldPrefix) {
+			names = append(names, e.Name())
+		}
+	}
+	return names
+}
+
+// Leftovers names what builds and installations that were killed left in the
+// folder of guest images. While one runs there is none.
+func Leftovers(home string) (names []string) {
+	whileNoneBuilds(home, func() { names = leftovers(home) })
+	return names
+}
+
+// Sweep removes the Leftovers. The next build or installation would too.
+func Sweep(home string) { whileNoneBuilds(home, func() { sweep(home) }) }
+
+// whileNoneBuilds does nothing in a home that never had an image, or when
+// somebody is making one.
+func whileNoneBuilds(home string, do func()) {
+	f, err := os.OpenFile(filepath.Join(guestDir(home), lockName), os.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return
 	}
-	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), buildPrefix) || strings.HasPrefix(e.Name(), oldPrefix) {
-			_ = rootdisk.RemoveAll(filepath.Join(guestDir(home), e.Name()))
-		}
+	defer f.Close()
+	if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
+		do()
 	}
 }
 

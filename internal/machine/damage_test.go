@@ -287,3 +287,44 @@ func TestADamagedTemplateIsReplacedAlthoughSnapshotsNeedIt(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Whoever has an archive of a home's template, removed there since, could make
+// another of that id.
+func TestAnotherTemplateOfTheSameIDIsNotUsed(t *testing.T) {
+	o := small()
+	o.CPUs, o.MemMB = 1, 208
+	id, err := machine.Template(testContext(t), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := appointmentOf(t, id)
+	for name, said := range map[string]string{"another digest": id + " " + strings.Repeat("0", 64), "no digest": id} {
+		if err := os.WriteFile(file, []byte(said), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		now, err := machine.Template(testContext(t), o)
+		if err != nil || now == id {
+			t.Errorf("%s: template %s is used as one that was made here (%v)", name, id, err)
+		}
+		id = now
+	}
+	if again, err := machine.Template(testContext(t), o); err != nil || again != id {
+		t.Errorf("template %s was not used again but %s (%v)", id, again, err)
+	}
+}
+
+// appointmentOf is the file of the cache that says which template is in use.
+func appointmentOf(t *testing.T, id string) string {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(home.Cache(), "template-*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		if data, err := os.ReadFile(file); err == nil && strings.HasPrefix(string(data), id+" ") {
+			return file
+		}
+	}
+	t.Fatalf("no file of %s names template %s", home.Cache(), id)
+	return ""
+}

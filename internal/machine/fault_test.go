@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"strings"
@@ -124,7 +125,7 @@ func TestAWriteThatFailsCostsTheSnapshotAndNothingElse(t *testing.T) {
 		if soak || n%7 == 0 {
 			wantCounting(t, m)
 		}
-		if took := time.Since(began); took > 5*time.Second {
+		if took := time.Since(began); took > time.Minute {
 			t.Errorf("%s: it took %v to answer", where, took)
 		}
 		if n%7 != 0 && !soak {
@@ -153,7 +154,7 @@ func TestAWriteThatFailsCostsTheSnapshotAndNothingElse(t *testing.T) {
 	}
 }
 
-func TestSnapshotsThatFailForEverEndInAClearError(t *testing.T) {
+func TestHoweverManySnapshotsFailedTheNextHasItAll(t *testing.T) {
 	self, _ := os.Executable()
 	if _, err := machine.Template(testContext(t), small()); err != nil {
 		t.Fatal(err)
@@ -167,42 +168,36 @@ func TestSnapshotsThatFailForEverEndInAClearError(t *testing.T) {
 	t.Cleanup(func() { closeMachine(t, m) })
 	plan := filepath.Join(home.Dir(), "fault")
 	t.Cleanup(func() { os.Remove(plan); os.Remove(plan + "-hit") })
-	fail := func(i int) error {
-		tell(t, m, fmt.Sprintf("echo %d > /root/n; sync", i))
+	const failures = snapshots.MaxOverlays + 3
+	for i := range failures {
+		tell(t, m, fmt.Sprintf("echo %d | tee /root/n > /root/n%d; sync", i, i))
 		os.WriteFile(plan, fmt.Appendf(nil, "%d %d %d", i, 5, int(syscall.EIO)), 0o600)
-		defer os.Remove(plan)
 		_, err := m.Save(testContext(t), "")
-		return err
-	}
-	for i := range snapshots.MaxOverlays - 1 {
-		if err := fail(i); err == nil || !strings.Contains(err.Error(), syscall.EIO.Error()) {
+		os.Remove(plan)
+		if err == nil || !strings.Contains(err.Error(), syscall.EIO.Error()) {
 			t.Fatalf("snapshot %d: %v", i, err)
 		}
 	}
-	c := restore(t, save(t, m).ID) // there was room for one more
-	if got := tell(t, c, "cat /root/n"); got != fmt.Sprint(snapshots.MaxOverlays-2) {
+	info := save(t, m)
+	if made, err := snapshots.In(home).Open(testContext(t), info.ID); err != nil || made.Manifest().Parent != "" {
+		t.Errorf("more overlays than a snapshot can have, and it is no root: %v", err)
+	} else {
+		made.Close()
+	}
+	c := restore(t, info.ID)
+	if got := tell(t, c, "cat /root/n; ls /root/n* | wc -l"); got != fmt.Sprintf("%d\n%d", failures-1, failures+1) {
 		t.Errorf("the copy has %q", got)
 	}
 	closeMachine(t, c)
-	for i := range snapshots.MaxOverlays {
-		fail(100 + i)
-	}
-	if err := fail(200); err == nil || !strings.Contains(err.Error(), "start afresh") {
-		t.Errorf("err %v", err)
-	}
 	tell(t, m, "echo on > /root/n; sync")
+	c = restore(t, save(t, m).ID)
+	if got := tell(t, c, "cat /root/n"); got != "on" {
+		t.Errorf("the snapshot after it has %q", got)
+	}
 }
 
 func TestAFullDiskCostsTheSnapshotAlone(t *testing.T) {
-	dir := t.TempDir()
-	if err := unix.Mount("none", dir, "tmpfs", 0, "size=420m"); err != nil {
-		t.Skipf("cannot mount a small disk: %v", err)
-	}
-	t.Cleanup(func() {
-		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
-			t.Error(err)
-		}
-	})
+	dir := smallDisk(t, "420M")
 	full := store.Home(filepath.Join(dir, "home"))
 	if err := full.Make(); err != nil {
 		t.Fatal(err)
@@ -266,6 +261,28 @@ func TestAFullDiskCostsTheSnapshotAlone(t *testing.T) {
 		t.Errorf("the copy has %q, the original %q", got, sum)
 	}
 	wantCounting(t, c)
+}
+
+// smallDisk mounts a disk of its own. It is no tmpfs: there a guest that only
+// reads memory nobody has written takes space, and on a full one it ends.
+func smallDisk(t *testing.T, size string) string {
+	t.Helper()
+	image, dir := filepath.Join(t.TempDir(), "disk"), t.TempDir()
+	for _, argv := range [][]string{
+		{"truncate", "-s", size, image},
+		{"mkfs.ext4", "-q", "-m", "0", image},
+		{"mount", "-o", "loop", image, dir},
+	} {
+		if out, err := exec.Command(argv[0], argv[1:]...).CombinedOutput(); err != nil {
+			t.Skipf("cannot mount a small disk: %q: %v: %s", argv, err, out)
+		}
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil { // a jail that ends may have it still
+			t.Error(err)
+		}
+	})
+	return dir
 }
 
 // fill leaves so many bytes of a file system free.

@@ -39,15 +39,24 @@ type Forks struct {
 	Copies []Forked
 }
 
+// ForkHooks are what Fork asks and tells on its way. Each may be nil.
+type ForkHooks struct {
+	// Name gives each copy its host name.
+	Name func(copy int) string
+	// Ready is told of each copy as soon as it runs or has failed, by several
+	// goroutines at once; Fork waits for it. Who has work for every copy gives
+	// it here: copies that wait for the last of many cost the others time.
+	Ready func(copy int, f Forked)
+}
+
 // Fork makes n running copies of the machine, from one snapshot, side by side.
 // The machine itself stands still for the capture alone. The copies share
 // memory and disk with it until they change them, have identities of their
 // own, and end with this process unless o.Outlive is set. Of o only Hostname,
-// Label, Outlive and BootTimeout count; name, if not nil, gives each copy its
-// own.
+// Label, Outlive and BootTimeout count.
 //
-// An error means that nothing was captured and no copy exists.
-func (m *Machine) Fork(ctx context.Context, n int, o Options, name func(copy int) string) (Forks, error) {
+// An error means that no copy exists.
+func (m *Machine) Fork(ctx context.Context, n int, o Options, hooks ForkHooks) (Forks, error) {
 	if n < 1 || n > MaxForks {
 		return Forks{}, fmt.Errorf("fork %d ways: 1 to %d are possible", n, MaxForks)
 	}
@@ -59,12 +68,12 @@ func (m *Machine) Fork(ctx context.Context, n int, o Options, name func(copy int
 	forks := Forks{Capture: capture, Copies: make([]Forked, n)}
 	sn, err := snapshots.In(m.home, snapshots.WithOwner(vm.Own)).Open(ctx, capture.ID)
 	if err == nil && n > 1 {
-		err = flatten(ctx, sn) // or each copy would have its own of what changed
+		if err = flatten(ctx, sn); err != nil { // or each copy would have its own of what changed
+			err = errors.Join(err, sn.Close())
+		}
 	}
 	if err != nil {
-		if sn != nil {
-			sn.Close()
-		}
+		// The capture stays as what the machine's next snapshot is compared with.
 		return Forks{}, fmt.Errorf("fork: %w", err)
 	}
 	defer sn.Close()
@@ -80,11 +89,14 @@ func (m *Machine) Fork(ctx context.Context, n int, o Options, name func(copy int
 		wg.Go(func() {
 			defer func() { <-places }()
 			mine := o
-			if name != nil {
-				mine.Hostname = name(i)
+			if hooks.Name != nil {
+				mine.Hostname = hooks.Name(i)
 			}
 			copy := &forks.Copies[i]
 			copy.Machine, copy.Err = restoreFrom(ctx, sn, mine, began)
+			if hooks.Ready != nil {
+				hooks.Ready(i, *copy)
+			}
 		})
 	}
 	wg.Wait()
@@ -93,21 +105,29 @@ func (m *Machine) Fork(ctx context.Context, n int, o Options, name func(copy int
 
 // Rewind replaces the machine by one that goes on where the snapshot was made.
 // The new machine has the options of this one; this one is gone. It stands
-// still from the beginning, so that the two never run side by side, and goes
-// on when the snapshot cannot be restored: then the error says why, and nothing
-// has changed.
+// still from the beginning, so that the two never run side by side. When the
+// snapshot cannot be restored it is again as it was, running or paused, and the
+// error says why.
 func (m *Machine) Rewind(ctx context.Context, id string) (*Machine, error) {
 	sn, err := snapshots.In(m.home, snapshots.WithOwner(vm.Own)).Open(ctx, id)
 	if err != nil {
 		return nil, fmt.Errorf("rewind: %w", err)
 	}
 	defer sn.Close()
-	if err := m.Pause(ctx); err != nil {
+	was, err := m.Status(ctx)
+	if err == nil {
+		err = m.Pause(ctx)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("rewind: %w", err)
 	}
 	next, err := restoreFrom(ctx, sn, m.options, time.Now())
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("rewind: %w", err), m.Resume(context.WithoutCancel(ctx)))
+		err = fmt.Errorf("rewind: %w", err)
+		if !was.Paused {
+			err = errors.Join(err, m.Resume(context.WithoutCancel(ctx)))
+		}
+		return nil, err
 	}
 	if err := m.end(context.WithoutCancel(ctx)); err != nil {
 		return nil, errors.Join(fmt.Errorf("rewind: %w", err), next.end(context.WithoutCancel(ctx)))

@@ -54,12 +54,16 @@ func TestForksShareTheirPastAndNothingElse(t *testing.T) {
 	python(t, m, count)
 	awaits(t, m, "test -e /dev/shm/n")
 	tell(t, m, "echo parent > /root/who; head -c 3000000 /dev/urandom > /root/big; sha256sum /root/big > /root/big.sum")
+	var told [4]machine.Forked
 	began := time.Now()
-	forks, err := m.Fork(testContext(t), 4, machine.Options{CPUs: 7}, func(i int) string {
-		if i == 2 {
-			return "not a name"
-		}
-		return fmt.Sprintf("child-%d", i)
+	forks, err := m.Fork(testContext(t), 4, machine.Options{CPUs: 7}, machine.ForkHooks{
+		Name: func(i int) string {
+			if i == 2 {
+				return "not a name"
+			}
+			return fmt.Sprintf("child-%d", i)
+		},
+		Ready: func(i int, f machine.Forked) { told[i] = f },
 	})
 	took := time.Since(began)
 	if err != nil {
@@ -71,6 +75,9 @@ func TestForksShareTheirPastAndNothingElse(t *testing.T) {
 	}
 	var children []*machine.Machine
 	for i, f := range forks.Copies {
+		if told[i] != f {
+			t.Errorf("of copy %d was told %+v, it is %+v", i, told[i], f)
+		}
 		if i == 2 {
 			if f.Err == nil || f.Machine != nil || !strings.Contains(f.Err.Error(), "not a name") {
 				t.Errorf("copy 2: %v", f.Err)
@@ -106,7 +113,7 @@ func TestForksShareTheirPastAndNothingElse(t *testing.T) {
 		t.Errorf("delete the capture: %v", err)
 	}
 	// A fork of a fork, and a snapshot of that.
-	second, err := children[0].Fork(testContext(t), 1, machine.Options{}, nil)
+	second, err := children[0].Fork(testContext(t), 1, machine.Options{}, machine.ForkHooks{})
 	if err != nil || second.Copies[0].Err != nil {
 		t.Fatalf("fork of a fork: %v, %v", err, second.Copies)
 	}
@@ -205,6 +212,21 @@ func TestRewindKeepsTheMachineWhenTheSnapshotIsGoneOrDamaged(t *testing.T) {
 		}
 		wantRightClock(t, m)
 	}
+	// One that was paused stays so.
+	if err := m.Pause(testContext(t)); err != nil {
+		t.Fatal(err)
+	}
+	if next, err := m.Rewind(testContext(t), broken); err == nil {
+		closeMachine(t, next)
+		t.Fatal("rewound to what is broken")
+	}
+	if status, err := m.Status(testContext(t)); err != nil || !status.Paused {
+		t.Errorf("a paused machine runs on after a rewind that failed: %+v, %v", status, err)
+	}
+	if err := m.Resume(testContext(t)); err != nil {
+		t.Fatal(err)
+	}
+	wantCounting(t, m)
 	for _, id := range []string{damaged.ID, broken} {
 		if err := snapshots.In(home).Delete(testContext(t), id); err != nil {
 			t.Error(err)

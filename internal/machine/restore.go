@@ -17,6 +17,9 @@ import (
 // with a machine that is not at hand.
 var ErrIncompatible = errors.New("the snapshot cannot be restored here")
 
+// ErrSize says that another size was asked for than a snapshot has.
+var ErrSize = errors.New("the size of a machine is its snapshot's")
+
 // Create starts a machine as a copy of its template, which is made first when
 // there is none: that takes seconds, once for each size of VM, guest image,
 // QEMU and accelerator. Otherwise it is Boot in milliseconds.
@@ -39,7 +42,7 @@ func Create(ctx context.Context, o Options) (*Machine, error) {
 // identity of its own. Its size is the snapshot's: o.CPUs and o.MemMB are 0 or
 // that, and o.Accel is empty or the snapshot's.
 //
-// What does not fit is found before a VM starts: ErrIncompatible,
+// What does not fit is found before a VM starts: ErrSize, ErrIncompatible,
 // snapshots.ErrNotFound, ErrDamaged or ErrNewer, guestimage.ErrNotBuilt.
 func Restore(ctx context.Context, id string, o Options) (*Machine, error) {
 	began := time.Now()
@@ -85,17 +88,20 @@ func (o Options) sizeOf(m snapshots.Manifest) (Options, error) {
 	var faults []error
 	same := func(what string, asked *int, is int) {
 		if *asked != 0 && *asked != is {
-			faults = append(faults, fmt.Errorf("snapshot %s has %d %s, not %d; leave it out", m.ID, is, what, *asked))
+			faults = append(faults, fmt.Errorf("snapshot %s has %d %s, not %d", m.ID, is, what, *asked))
 		}
 		*asked = is
 	}
 	same("CPUs", &o.CPUs, m.Machine.CPUs)
 	same("MiB of memory", &o.MemMB, m.Machine.MemMB)
 	if o.Accel != "" && o.Accel != "auto" && o.Accel != m.Machine.Accel {
-		faults = append(faults, fmt.Errorf("snapshot %s runs with %s, not %s; leave it out", m.ID, m.Machine.Accel, o.Accel))
+		faults = append(faults, fmt.Errorf("snapshot %s runs with %s, not %s", m.ID, m.Machine.Accel, o.Accel))
 	}
 	o.Accel = m.Machine.Accel
-	return o, errors.Join(faults...)
+	if len(faults) > 0 {
+		return o, fmt.Errorf("%w: %w", ErrSize, errors.Join(faults...))
+	}
+	return o, nil
 }
 
 // compatible says what of a snapshot's machine is not at hand.
@@ -109,6 +115,9 @@ func compatible(m snapshots.Manifest, here snapshots.Machine) error {
 	fault("made by QEMU", m.Machine.QEMU, here.QEMU)
 	fault("made on the processor", m.Machine.CPUModel, here.CPUModel)
 	fault("made with the firmware", m.Machine.Firmware, here.Firmware)
+	if err := vm.CanUse(vm.Accel(m.Machine.Accel)); err != nil {
+		faults = append(faults, fmt.Errorf("made with the accelerator %s: %w", m.Machine.Accel, err))
+	}
 	if len(faults) == 0 {
 		return nil
 	}

@@ -7,7 +7,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/warren-vm/warren/internal/guestapi"
@@ -20,7 +24,7 @@ import (
 
 // templateVersion goes up when what a template holds changes in a way that
 // its key does not see.
-const templateVersion = 2
+const templateVersion = 3
 
 // key names the templates of a machine, host and image. Whatever differs gives
 // another key, so that a template that no longer matches is never found.
@@ -50,28 +54,79 @@ func (p parts) key() string {
 // first in memory: new machines are copies of it. Both are restored by the same
 // means as any snapshot.
 //
-// A template that is damaged and needed still, by snapshots that are damaged
-// with it, gets a successor.
-func idleID(key string, successor int) string { return readyID(key, successor) + "-idle" }
-func readyID(key string, successor int) string {
-	if successor == 0 {
-		return "t" + key
-	}
-	return fmt.Sprintf("t%s-%d", key, successor)
+// Which snapshots they are is remembered in the cache, by id and by digest. Their
+// ids are never used again: what needs an old one would be restored on top of
+// another. And one that was imported is nobody's template, whatever it says it
+// is, even by an id that was once ours: it may be anyone's.
+type role string
+
+const (
+	roleIdle  role = "idle"
+	roleReady role = "ready"
+)
+
+const rolePrefix = "template-"
+
+func roleFile(home store.Home, key string, r role) string {
+	return filepath.Join(home.Cache(), rolePrefix+key+"-"+string(r))
 }
 
-// maxSuccessors is more than any home has before somebody looks at its disk.
-const maxSuccessors = 100
+// appointment is what the cache remembers of a template.
+type appointment struct {
+	id string
+	// sha256 is the digest of its manifest; "" while it is being made.
+	sha256 string
+}
+
+// appoint makes up the id that a new template will have, and remembers it. It
+// does so first: a template that is not remembered may be collected.
+func appoint(home store.Home, key string, r role) (id string, err error) {
+	id = "t" + strings.TrimPrefix(snapshots.NewID(), "s")
+	if r == roleIdle {
+		id += "-idle"
+	}
+	return id, appointment{id: id}.write(home, key, r)
+}
+
+func (a appointment) write(home store.Home, key string, r role) error {
+	return store.WriteVolatile(roleFile(home, key, r), []byte(strings.TrimSpace(a.id+" "+a.sha256)), 0o600)
+}
+
+// appointed is what is remembered in a file; its zero value if that is nothing.
+func appointed(file string) appointment {
+	f, err := os.Open(file)
+	if err != nil {
+		return appointment{}
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, 1<<10))
+	id, sum, _ := strings.Cut(string(data), " ")
+	if err != nil || snapshots.CheckID(id) != nil {
+		return appointment{}
+	}
+	return appointment{id, sum}
+}
+
+// may says whether the template is, or may become, the one that was appointed.
+func (a appointment) may(m snapshots.Manifest) bool {
+	return a.id == m.ID && (a.sha256 == "" || a.sha256 == m.SHA256)
+}
 
 // KeepTemplate says whether a template is of use to this home still, for
-// snapshots.Store.Collect: one made of the guest image in use by the QEMU that
-// is installed. It is true when that cannot be told.
+// snapshots.Store.Collect: one that new machines are made from, of the guest
+// image in use and the QEMU that is installed. It is true when that cannot be
+// told.
 func KeepTemplate(ctx context.Context, home store.Home) func(snapshots.Manifest) bool {
 	image, imageErr := guestimage.OpenContext(ctx, home.Dir())
 	qemu, qemuErr := vm.Version(ctx, "", home.Cache())
 	return func(m snapshots.Manifest) bool {
 		if imageErr != nil || qemuErr != nil {
 			return true
+		}
+		// Now: one may have been made since.
+		files, err := filepath.Glob(filepath.Join(home.Cache(), rolePrefix+"*"))
+		if err != nil || !slices.ContainsFunc(files, func(file string) bool { return appointed(file).may(m) }) {
+			return err != nil
 		}
 		return m.ImageID == image.Manifest.ImageID && m.Machine.QEMU == qemu && m.Machine.CPUModel == vm.HostCPU()
 	}
@@ -96,72 +151,86 @@ func Template(ctx context.Context, o Options) (string, error) {
 
 // template opens the ready template, and makes it first if need be.
 func (p parts) template(ctx context.Context, o Options) (*snapshots.Snapshot, error) {
-	st := p.store()
-	if sn, _, err := openTemplate(ctx, st, p.key(), readyID); err == nil {
-		return sn, nil
+	if sn, err := p.openTemplate(ctx, roleReady); sn != nil || err != nil {
+		return sn, err
 	}
-	unlock, err := st.TemplateLock(ctx, p.key())
+	unlock, err := p.store().TemplateLock(ctx, p.key(), func() { o.Step("waiting for the template, which another process makes") })
 	if err != nil {
 		return nil, fmt.Errorf("make a template: %w", err)
 	}
 	defer unlock()
-	sn, id, err := openTemplate(ctx, st, p.key(), readyID)
-	if err == nil {
-		return sn, nil // somebody else made it meanwhile
+	if sn, err := p.openTemplate(ctx, roleReady); sn != nil || err != nil {
+		return sn, err // somebody else made it meanwhile
 	}
-	if id == "" {
-		return nil, err
-	}
-	if err := p.makeTemplates(ctx, o, st, id); err != nil {
+	sn, err := p.makeTemplates(ctx, o)
+	if err != nil {
 		return nil, fmt.Errorf("make a template: %w", err)
 	}
-	return st.Open(ctx, id)
+	return sn, nil
 }
 
-// openTemplate opens the first template that is whole. When there is none it
-// returns the id that the next one can have, after it removed what is damaged
-// and nobody needs, or an error alone.
-func openTemplate(ctx context.Context, st *snapshots.Store, key string, name func(key string, successor int) string) (*snapshots.Snapshot, string, error) {
-	for i := range maxSuccessors {
-		id := name(key, i)
-		sn, err := st.Open(ctx, id)
-		if errors.Is(err, snapshots.ErrNotFound) {
-			return nil, id, err
-		}
-		if !errors.Is(err, snapshots.ErrDamaged) {
-			return sn, "", err
-		}
-		if st.Delete(ctx, id) == nil {
-			return nil, id, err
-		}
+// openTemplate opens a template; nil if there is none that is whole. One that
+// is damaged and that nobody needs it removes.
+func (p parts) openTemplate(ctx context.Context, r role) (*snapshots.Snapshot, error) {
+	a := appointed(roleFile(p.home, p.key(), r))
+	if a.sha256 == "" {
+		return nil, nil // none, or one whose making came to no end
 	}
-	return nil, "", fmt.Errorf("%d templates are damaged; is the disk in order? remove the snapshots that need them", maxSuccessors)
+	sn, err := p.store().Open(ctx, a.id)
+	switch {
+	case err == nil && !a.may(sn.Manifest()):
+		sn.Close()
+		return nil, nil // an imported one has its id
+	case errors.Is(err, snapshots.ErrNotFound):
+		return nil, nil
+	case errors.Is(err, snapshots.ErrDamaged):
+		_ = p.store().Delete(ctx, a.id) // what needs it is damaged with it
+		return nil, nil
+	}
+	return sn, err
 }
 
 func (p parts) store() *snapshots.Store {
 	return snapshots.In(p.home, snapshots.WithOwner(vm.Own))
 }
 
-// makeTemplates makes the idle template if there is none, and the ready one
-// with the given id.
-func (p parts) makeTemplates(ctx context.Context, o Options, st *snapshots.Store, id string) error {
+// makeTemplates makes the ready template, and the idle one first if there is
+// none.
+func (p parts) makeTemplates(ctx context.Context, o Options) (*snapshots.Snapshot, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*o.BootTimeout)
 	defer cancel()
 	// What the templates' VMs are called is nobody's business, and they end
 	// with this process.
 	o.Hostname, o.Label, o.Outlive = "warren", "a template", false
-	idle, idleID, err := openTemplate(ctx, st, p.key(), idleID)
-	if idleID != "" {
-		if err := p.makeIdle(ctx, o, idleID); err != nil {
-			return err
-		}
-		idle, err = st.Open(ctx, idleID)
+	from, err := p.openTemplate(ctx, roleIdle)
+	if err == nil && from == nil {
+		from, err = p.make(ctx, roleIdle, func(id string) error { return p.makeIdle(ctx, o, id) })
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer idle.Close()
-	return p.makeReady(ctx, o, idle, id)
+	defer from.Close()
+	return p.make(ctx, roleReady, func(id string) error { return p.makeReady(ctx, o, from, id) })
+}
+
+// make appoints a template, makes it and opens it.
+func (p parts) make(ctx context.Context, r role, make func(id string) error) (*snapshots.Snapshot, error) {
+	id, err := appoint(p.home, p.key(), r)
+	if err != nil {
+		return nil, err
+	}
+	if err := make(id); err != nil {
+		return nil, err
+	}
+	sn, err := p.store().Open(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	if err := (appointment{id, sn.Manifest().SHA256}).write(p.home, p.key(), r); err != nil {
+		sn.Close()
+		return nil, err
+	}
+	return sn, nil
 }
 
 // makeIdle boots a VM on a memory file that its writes reach and freezes it
@@ -186,9 +255,9 @@ func (p parts) again() parts {
 
 // makeReady restores the idle template, lets the guest mount its disk and run
 // what every guest runs first, and snapshots that.
-func (p parts) makeReady(ctx context.Context, o Options, idle *snapshots.Snapshot, id string) error {
+func (p parts) makeReady(ctx context.Context, o Options, from *snapshots.Snapshot, id string) error {
 	o.Step("preparing the template")
-	m, err := p.again().restore(ctx, o, time.Now(), idle)
+	m, err := p.again().restore(ctx, o, time.Now(), from)
 	if err != nil {
 		return err
 	}

@@ -41,7 +41,7 @@ cat /proc/sys/kernel/random/uuid
 `
 
 func TestCopiesAreNoTwins(t *testing.T) {
-	copies := 8
+	copies := 4
 	if soak {
 		copies = 100
 	}

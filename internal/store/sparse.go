@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/warren-vm/warren/internal/store/digest"
 )
 
 // CopySparse copies a file to a new one, private to the user: as a reflink
@@ -36,7 +38,7 @@ func CopySparse(from, to string) (err error) {
 		n, err := io.ReadFull(src, buf)
 		for at := 0; at < n; at += sparseBlock {
 			block := buf[at:min(at+sparseBlock, n)]
-			if isZero(block) {
+			if digest.IsZero(block) {
 				continue
 			}
 			if _, err := dst.WriteAt(block, size+int64(at)); err != nil {
@@ -55,15 +57,6 @@ func CopySparse(from, to string) (err error) {
 
 // sparseBlock is what file systems keep or leave out.
 const sparseBlock = 4 << 10
-
-func isZero(b []byte) bool {
-	for _, c := range b {
-		if c != 0 {
-			return false
-		}
-	}
-	return true
-}
 
 // Allocated is what an open file takes on its disk, in bytes.
 func Allocated(f *os.File) (int64, error) {

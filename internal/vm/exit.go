@@ -25,6 +25,7 @@ const (
 	Killed        Reason = "killed"         // QEMU was killed by a signal, or crashed
 	MonitorLost   Reason = "monitor-lost"   // QEMU broke off its monitor and was killed for it
 	DiskFull      Reason = "disk-full"      // the host had no room for what the guest wrote; it was killed for it
+	MemoryLost    Reason = "memory-lost"    // the file of the guest's memory could not be read or written
 	QEMUError     Reason = "qemu-error"     // QEMU gave up; Stderr says why
 )
 
@@ -59,6 +60,9 @@ func (e ExitInfo) String() string {
 		return "QEMU broke off its monitor connection and was killed"
 	case DiskFull:
 		return "the host's disk is full and had no room for what the guest wrote; free some on the disk of Warren's home ($WARREN_HOME, else ~/.local/share/warren)"
+	case MemoryLost:
+		return "the host could not read or write the file of the guest's memory: the disk of Warren's home ($WARREN_HOME, else ~/.local/share/warren) " +
+			"is full or fails; free some space there, or use another disk"
 	case Killed:
 		return fmt.Sprintf("QEMU was killed by signal %d (%v)", int(e.Signal), e.Signal) + e.lastWords()
 	default:
@@ -102,6 +106,8 @@ func (e ending) reason(info ExitInfo) Reason {
 		return e.killedFor
 	case info.Signal != 0 && e.stopping:
 		return HostQuit
+	case info.Signal == syscall.SIGBUS:
+		return MemoryLost // of the mappings of QEMU only the guest's memory is a file that can grow
 	case info.Signal != 0:
 		return Killed
 	}

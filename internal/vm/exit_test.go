@@ -41,6 +41,7 @@ func TestEveryEndHasItsReason(t *testing.T) {
 		{"SIGTERM from elsewhere", ending{state: ok, events: shutdown("host-signal")}, HostSignal, "QEMU was terminated by a signal"},
 		{"SIGKILL from elsewhere", ending{state: killed}, Killed, "QEMU was killed by signal 9 (killed)"},
 		{"crash", ending{state: crashed, stderr: []byte("x\nassertion failed\n")}, Killed, "QEMU was killed by signal 11 (segmentation fault): assertion failed"},
+		{"memory file", ending{state: ended(t, "kill -BUS $$")}, MemoryLost, "the host could not read or write the file of the guest's memory: the disk of Warren's home ($WARREN_HOME, else ~/.local/share/warren) is full or fails; free some space there, or use another disk"},
 		{"gave up", ending{state: one, stderr: []byte("warning\nqemu: \x1b[1mno such disk\x1b[0m\n")}, QEMUError, "QEMU ended with code 1: qemu: ?[1mno such disk?[0m"},
 		{"no word", ending{state: one}, QEMUError, "QEMU ended with code 1"},
 		{"monitor lost", ending{state: killed, killedFor: MonitorLost}, MonitorLost, "QEMU broke off its monitor connection and was killed"},

@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/warren-vm/warren/internal/vm/accel"
 )
 
 // Spec is a VM as it should be. It travels as JSON in the supervisor's
@@ -222,15 +224,21 @@ func (c *checker) memory(s Spec) {
 }
 
 func (c *checker) kvm() {
-	f, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0)
-	switch {
+	switch err := CanUse(KVM); {
 	case errors.Is(err, os.ErrPermission):
 		c.fault("accelerator kvm: %w; join its group with `sudo usermod -aG kvm $USER` and log in again, or use --accel tcg", err)
 	case err != nil:
 		c.fault("accelerator kvm: %w; use --accel tcg", err)
-	default:
-		f.Close()
 	}
+}
+
+// CanUse says why this process cannot use an accelerator at all. That it can
+// does not mean that it is of use: see ChooseAccel.
+func CanUse(a Accel) error {
+	if a != KVM {
+		return nil
+	}
+	return accel.OpenKVM()
 }
 
 // MemBytes is the size of the guest's RAM.

@@ -2,9 +2,7 @@ package boot
 
 import (
 	"os"
-	"path/filepath"
 	"runtime"
-	"strconv"
 	"time"
 	"unsafe"
 
@@ -27,6 +25,7 @@ type machine struct {
 	// processors are there when Prepare returns.
 	processors *processors
 	data       int // the data disk's root folder, -1 before Prepare
+	identity   identityFiles
 }
 
 // Prepare makes this VM one of its own. The order matters: nothing that could
@@ -38,7 +37,7 @@ func (m *machine) Prepare(id guestapi.Identity) (info guestapi.PrepareInfo, err 
 		{"data", func() (err error) { m.data, err = mountDataDisk(); return err }},
 		{"overlay", mountOverlay},
 		{"root", enterRoot},
-		{"identity", func() error { return identify(id) }},
+		{"identity", func() error { return m.identity.put(id) }},
 		{"processors", m.processors.wait},
 	})
 	return info, err
@@ -70,63 +69,6 @@ func reseed(entropy []byte) error {
 	}
 	if err := unix.IoctlSetInt(fd, unix.RNDRESEEDCRNG, 0); err != nil {
 		return os.NewSyscallError("reseed the kernel's generator", err)
-	}
-	return nil
-}
-
-// identify gives the machine its name, machine id and generation.
-func identify(id guestapi.Identity) error {
-	if err := unix.Sethostname([]byte(id.Hostname)); err != nil {
-		return os.NewSyscallError("set hostname", err)
-	}
-	return writeIdentity("", id)
-}
-
-// writeIdentity writes the files of an identity below root, which is "" for
-// the machine's own. The generation is last: who sees it change finds all else
-// new.
-func writeIdentity(root string, id guestapi.Identity) error {
-	dir := filepath.Dir(root + guestapi.MachineIDFile)
-	if err := unix.Mkdir(dir, 0o755); err != nil && err != unix.EEXIST {
-		return &os.PathError{Op: "mkdir", Path: dir, Err: err}
-	}
-	machineID := []byte(id.MachineID + "\n")
-	if err := writeWhole(root+guestapi.MachineIDFile, machineID); err != nil {
-		return err
-	}
-	// On our root disk it is a link to the file above, but a program may have
-	// replaced it before it was copied with its machine.
-	linked := root + "/etc/machine-id"
-	if target, err := os.Readlink(linked); err != nil || target != guestapi.MachineIDFile {
-		if err := writeWhole(linked, machineID); err != nil {
-			return err
-		}
-	}
-	generation := strconv.FormatUint(id.Generation, 10) + "\n"
-	return writeWhole(root+guestapi.GenerationFile, []byte(generation))
-}
-
-// writeWhole replaces a file that programs may be watching. Plain system
-// calls: everything else that package os does has to be translated first in a
-// copy whose processor is emulated, and that took 20 ms.
-func writeWhole(path string, data []byte) error {
-	temporary := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".new")
-	fd, err := unix.Open(temporary, unix.O_WRONLY|unix.O_CREAT|unix.O_TRUNC|unix.O_CLOEXEC, 0o444)
-	if err != nil {
-		return &os.PathError{Op: "open", Path: temporary, Err: err}
-	}
-	n, err := unix.Write(fd, data)
-	if closed := unix.Close(fd); err == nil {
-		err = closed
-	}
-	if err == nil && n < len(data) {
-		err = unix.ENOSPC
-	}
-	if err != nil {
-		return &os.PathError{Op: "write", Path: temporary, Err: err}
-	}
-	if err := unix.Rename(temporary, path); err != nil {
-		return &os.LinkError{Op: "rename", Old: temporary, New: path, Err: err}
 	}
 	return nil
 }

@@ -15,7 +15,7 @@ func (m *machine) Renew(id guestapi.Identity) (guestapi.RenewInfo, error) {
 		Dir: guestapi.HooksDir, Reaper: m.reaper, Parent: m.cgroups.top,
 		Each: hooks.Each, All: hooks.All,
 	}
-	return renewal{reseed: reseed, clock: m.SetClock, identify: identify, hooks: runner.Run, thaw: m.freezer.thaw}.run(id)
+	return renewal{reseed: reseed, clock: m.SetClock, identify: m.identity.put, hooks: runner.Run, thaw: m.freezer.thaw}.run(id)
 }
 
 // renewal is what Renew does, its deeds apart so that tests can stand in for

@@ -3,7 +3,6 @@ package boot
 import (
 	"errors"
 	"maps"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -98,59 +97,5 @@ func TestProgramsStayFrozenWhicheverStepFails(t *testing.T) {
 				t.Error("the programs run")
 			}
 		})
-	}
-}
-
-func TestGenerationChangesLastAndWithALinkThatWasReplaced(t *testing.T) {
-	root := t.TempDir()
-	if err := errors.Join(os.Mkdir(root+"/etc", 0o755), os.Mkdir(root+"/run", 0o755)); err != nil {
-		t.Fatal(err)
-	}
-	link := root + "/etc/machine-id"
-	if err := os.Symlink(guestapi.MachineIDFile, link); err != nil {
-		t.Fatal(err)
-	}
-	if err := writeIdentity(root, anIdentity); err != nil {
-		t.Fatal(err)
-	}
-	if target, err := os.Readlink(link); err != nil || target != guestapi.MachineIDFile {
-		t.Errorf("the link is %q, %v", target, err)
-	}
-	if got := read(t, root+guestapi.GenerationFile); got != "18446744073709551615\n" {
-		t.Errorf("generation %q", got)
-	}
-
-	// A program put a file in the link's place.
-	if err := os.Remove(link); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(link, []byte("old\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	next := anIdentity
-	next.MachineID, next.Generation = strings.Repeat("1b", 16), 2
-	if err := writeIdentity(root, next); err != nil {
-		t.Fatal(err)
-	}
-	for _, path := range []string{link, root + guestapi.MachineIDFile} {
-		if got := read(t, path); got != next.MachineID+"\n" {
-			t.Errorf("%s holds %q", path, got)
-		}
-	}
-
-	// Whatever fails before, the generation is still the old one.
-	if err := os.Remove(link); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.MkdirAll(link+"/in-the-way", 0o755); err != nil {
-		t.Fatal(err)
-	}
-	third := next
-	third.Generation = 3
-	if err := writeIdentity(root, third); err == nil {
-		t.Error("no error")
-	}
-	if got := read(t, root+guestapi.GenerationFile); got != "2\n" {
-		t.Errorf("generation %q", got)
 	}
 }

@@ -90,3 +90,22 @@ func TestFileDigestIsSHA256(t *testing.T) {
 		t.Fatalf("got %s, %v", d, err)
 	}
 }
+
+func TestAllZeroIsToldFromNearlyAllZero(t *testing.T) {
+	for n := range 70 {
+		b := make([]byte, n)
+		if !IsZero(b) {
+			t.Errorf("%d zeros are not zero", n)
+		}
+		for i := range b {
+			b[i] = 1
+			if IsZero(b) {
+				t.Errorf("%d bytes with a one at %d are zero", n, i)
+			}
+			b[i] = 0
+		}
+	}
+	if IsZero([]byte{7, 7, 7}) {
+		t.Error("equal bytes are zero")
+	}
+}

@@ -71,6 +71,9 @@ func (s *Store) hold(ctx context.Context, id string) (*closure, error) {
 		if errors.Is(err, errGone) {
 			return nil, s.notFound(id)
 		}
+		if d := (*damage)(nil); errors.As(err, &d) {
+			err = neededFor(id, d.id, err)
+		}
 		return nil, err
 	}
 	return c, nil
@@ -116,9 +119,12 @@ func (s *Store) add(ctx context.Context, c *closure, id string) error {
 
 // addNeeds takes what m needs into c and checks that it fits: errUnfit.
 func (s *Store) addNeeds(ctx context.Context, c *closure, m Manifest) error {
-	for _, need := range m.needs() {
+	for _, need := range m.Needs() {
 		if err := s.add(ctx, c, need); err != nil {
 			return err
+		}
+		if !m.madeOn(c.byID[need].m) {
+			return fmt.Errorf("it %w: the snapshot %s that is here is another than the one it was made on", errUnfit, need)
 		}
 	}
 	if m.Parent != "" {

@@ -125,7 +125,7 @@ func (s *Store) leftovers() ([]corpse, error) {
 	for _, e := range entries {
 		path := filepath.Join(s.dir(), e.Name())
 		switch {
-		case strings.HasPrefix(e.Name(), newPrefix), strings.HasPrefix(e.Name(), deadPrefix):
+		case isLeftover(e.Name()):
 			if lock, err := claim(path); err == nil {
 				dead = append(dead, corpse{path, lock})
 			}
@@ -146,19 +146,14 @@ func (s *Store) collectCache(c cache, done *Collected) error {
 	if err != nil {
 		return err
 	}
-	boots, err := os.ReadDir(s.cacheRoot(c))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
+	others, err := s.otherBoots(c)
 	if err != nil {
 		return err
 	}
 	var errs []error
-	for _, b := range boots {
-		if path := filepath.Join(s.cacheRoot(c), b.Name()); path != here {
-			done.Bytes += usage(path)
-			errs = append(errs, os.RemoveAll(path))
-		}
+	for _, path := range others {
+		done.Bytes += usage(path)
+		errs = append(errs, os.RemoveAll(path))
 	}
 	entries, err := os.ReadDir(here)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -178,6 +173,24 @@ func (s *Store) collectCache(c cache, done *Collected) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// otherBoots are the folders that other boots of the host made in the cache.
+func (s *Store) otherBoots(c cache) (paths []string, err error) {
+	here, err := s.cacheDir(c)
+	if err != nil {
+		return nil, err
+	}
+	boots, err := os.ReadDir(s.cacheRoot(c))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	for _, b := range boots {
+		if path := filepath.Join(s.cacheRoot(c), b.Name()); path != here {
+			paths = append(paths, path)
+		}
+	}
+	return paths, err
 }
 
 // flatID is the snapshot that a file in the cache belongs to. No id has a dot.

@@ -155,7 +155,7 @@ func TestAMissingParentIsDamageAndCyclesAreFound(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.ID, m.Parent = "a", "b"
+	m.ID, m.Parent, m.NeedsSHA256 = "a", "b", nil
 	m.SHA256 = m.sum()
 	if err := os.Mkdir(s.folder("a"), 0o700); err != nil {
 		t.Fatal(err)
@@ -187,19 +187,19 @@ func TestALongChainOpens(t *testing.T) {
 
 func TestOneTemplateIsMadeAtATime(t *testing.T) {
 	s := newStore(t)
-	release, err := s.TemplateLock(t.Context(), "key")
+	release, err := s.TemplateLock(t.Context(), "key", func() {})
 	if err != nil {
 		t.Fatal(err)
 	}
 	collect(t, s, nil)
-	other, err := s.TemplateLock(t.Context(), "other")
+	other, err := s.TemplateLock(t.Context(), "other", func() { t.Error("waits for another key") })
 	if err != nil {
 		t.Fatal(err)
 	}
 	other()
 	got := make(chan error)
 	go func() {
-		again, err := In(s.home).TemplateLock(t.Context(), "key")
+		again, err := In(s.home).TemplateLock(t.Context(), "key", func() {})
 		if err == nil {
 			again()
 		}

@@ -111,7 +111,7 @@ func (d *Draft) Publish(ctx context.Context, m Manifest) (*Snapshot, error) {
 		m.Created = time.Now()
 	}
 	m.Created = m.Created.UTC().Round(0)
-	m.Files = nil
+	m.Files, m.NeedsSHA256 = nil, d.s.digestsOf(m.Needs())
 	err := d.seal(ctx, m)
 	var sn *Snapshot
 	if err == nil {
@@ -121,6 +121,18 @@ func (d *Draft) Publish(ctx context.Context, m Manifest) (*Snapshot, error) {
 		return nil, fmt.Errorf("publish snapshot %s: %w", d.id, store.WithRemedy(err))
 	}
 	return sn, nil
+}
+
+// digestsOf are those of the manifests of snapshots. What cannot be read is
+// left out: commit finds that it is not there.
+func (s *Store) digestsOf(ids []string) map[string]string {
+	sums := map[string]string{}
+	for _, id := range ids {
+		if m, err := readManifest(s.folder(id), id); err == nil {
+			sums[id] = m.SHA256
+		}
+	}
+	return sums
 }
 
 // seal computes the digests, writes the manifest and puts everything on the

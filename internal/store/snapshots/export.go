@@ -101,8 +101,11 @@ func (s *Store) Export(ctx context.Context, w io.Writer, sn *Snapshot, o ExportO
 	if err == nil {
 		err = a.tar.Close()
 	}
-	// Closed in any case: it runs goroutines.
-	if err = errors.Join(err, z.Close()); err != nil {
+	// Closed in any case: it runs goroutines. Its own error is mostly the same.
+	if closed := z.Close(); err == nil {
+		err = closed
+	}
+	if err != nil {
 		return fmt.Errorf("export snapshot %s: %w", sn.ID(), err)
 	}
 	return nil

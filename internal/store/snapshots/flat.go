@@ -171,8 +171,11 @@ func (sn *Snapshot) fill(ctx context.Context, c cache, n *node, build func(dst *
 		return "", err
 	}
 	sn.mu.Lock()
-	defer sn.mu.Unlock()
 	sn.keep(string(c)+"/"+n.m.ID, f)
+	sn.mu.Unlock()
+	// Who fills the cache keeps it small: a VM that is saved often would fill
+	// the disk before anybody calls Collect.
+	_ = sn.s.collectCache(c, &Collected{})
 	return path, nil
 }
 

@@ -1,8 +1,9 @@
 package snapshots
 
 import (
-	"bytes"
 	"os"
+
+	"github.com/warren-vm/warren/internal/store/digest"
 )
 
 // holeWriter writes a file from its start and leaves holes where whole blocks
@@ -13,7 +14,8 @@ type holeWriter struct {
 	at   int64
 }
 
-var zeros [4 << 10]byte
+// holeBlock is what file systems keep or leave out.
+const holeBlock = 4 << 10
 
 func (w *holeWriter) write(data []byte) error {
 	for len(data) > 0 {
@@ -33,8 +35,8 @@ func (w *holeWriter) write(data []byte) error {
 // are all not.
 func run(data []byte) (n int, isHole bool) {
 	for n < len(data) {
-		block := data[n:min(n+len(zeros), len(data))]
-		hole := bytes.Equal(block, zeros[:len(block)])
+		block := data[n:min(n+holeBlock, len(data))]
+		hole := digest.IsZero(block)
 		if n > 0 && hole != isHole {
 			return n, isHole
 		}

@@ -16,8 +16,12 @@ import (
 	"github.com/warren-vm/warren/internal/store"
 )
 
-// ErrArchive says that something is not a whole archive of Export.
-var ErrArchive = errors.New("not a whole snapshot archive")
+var (
+	// ErrArchive says that something is not a whole archive of Export.
+	ErrArchive = errors.New("not a whole snapshot archive")
+	// ErrTooLarge says that an archive unpacks to more than MaxBytes.
+	ErrTooLarge = errors.New("unpacks to more than is allowed")
+)
 
 const (
 	// defaultMaxBytes is what an import may unpack to unless it is told.
@@ -46,8 +50,9 @@ type ImportOptions struct {
 //
 // It returns the manifest of the snapshot that was exported. When it fails
 // nothing new is there. ErrExists says that another snapshot has one of the
-// ids, ErrArchive that the archive is cut short or wrong; digests are proof of
-// its wholeness, not of where it comes from.
+// ids, ErrTooLarge that there is more in it than o allows, ErrArchive that it is
+// cut short or wrong; digests are proof of its wholeness, not of where it comes
+// from.
 func (s *Store) Import(ctx context.Context, r io.Reader, o ImportOptions) (Manifest, error) {
 	m, err := s.importFrom(ctx, r, o)
 	if err != nil {
@@ -101,6 +106,15 @@ func wrong(format string, args ...any) error {
 	return fmt.Errorf("%w: %w", ErrArchive, fmt.Errorf(format, args...))
 }
 
+// notWhole is err of a snapshot that is only in the archive: what to do about
+// a damaged one here is no advice for it.
+func notWhole(err error) error {
+	if d := (*damage)(nil); errors.As(err, &d) {
+		return wrong("snapshot %s in it: %w", d.id, d.err)
+	}
+	return err
+}
+
 // read takes the whole archive into drafts.
 func (in *importer) read() error {
 	if err := in.readIndex(); err != nil {
@@ -141,7 +155,7 @@ func (in *importer) next() (*tar.Header, error) {
 		return nil, wrong("%.100q is not a plain file", h.Name)
 	}
 	if in.total += h.Size; h.Size > in.o.MaxBytes || in.total > in.o.MaxBytes {
-		return nil, fmt.Errorf("it unpacks to more than %d bytes; allow more, or do not import it", in.o.MaxBytes)
+		return nil, fmt.Errorf("the archive %w (%d bytes)", ErrTooLarge, in.o.MaxBytes)
 	}
 	return h, nil
 }
@@ -212,7 +226,7 @@ func (in *importer) checkWhole() error {
 		if !needed[id] {
 			return wrong("snapshot %s needs no %s", last, id)
 		}
-		for _, need := range in.known[id].needs() {
+		for _, need := range in.known[id].Needs() {
 			needed[need] = true
 		}
 	}

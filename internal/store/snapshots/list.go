@@ -86,7 +86,7 @@ func (s *Store) ImageIDs(ctx context.Context) ([]string, error) {
 func (s *Store) neededBy(all []Manifest, problems []Problem) map[string][]string {
 	needed := map[string][]string{}
 	for _, m := range all {
-		for _, id := range m.needs() {
+		for _, id := range m.Needs() {
 			needed[id] = append(needed[id], m.ID)
 		}
 	}

@@ -50,7 +50,8 @@ const (
 	MemoryDifference MemoryKind = "difference"
 )
 
-// Manifest says what a snapshot is. All fields are required in the file.
+// Manifest says what a snapshot is. All fields but NeedsSHA256 are required in
+// the file.
 type Manifest struct {
 	Format int    `json:"format"`
 	ID     string `json:"id"`
@@ -68,6 +69,10 @@ type Manifest struct {
 	// Disks are the ids of the snapshots whose overlays make up the disk,
 	// oldest first. The snapshot itself is the last if it has an overlay.
 	Disks []string `json:"disks"`
+	// NeedsSHA256 has the digest of the manifest of each snapshot that Needs
+	// names: another one under the same id is not what this one was made on.
+	// Snapshots of early builds have none.
+	NeedsSHA256 map[string]string `json:"needs_sha256,omitempty"`
 	// Overlays is how many overlays it has itself: one when the disk had
 	// changed, more when snapshots between it and the one before failed.
 	Overlays int    `json:"overlays"`
@@ -103,8 +108,8 @@ type File struct {
 	Sparse bool `json:"sparse"`
 }
 
-// needs are the snapshots that this one cannot be without.
-func (m Manifest) needs() []string {
+// Needs are the snapshots that this one cannot be without, each once.
+func (m Manifest) Needs() []string {
 	var ids []string
 	for _, id := range append([]string{m.Parent}, m.Disks...) {
 		if id != "" && id != m.ID && !slices.Contains(ids, id) {
@@ -139,7 +144,7 @@ func (m Manifest) overlays() []string {
 	return names
 }
 
-// sparse says which digest a file has.
+// sparse says which digest a file has: sparse files are those QEMU opens.
 func (m Manifest) sparse(name string) bool {
 	return isDisk(name) || name == MemoryName && m.Memory.Kind == MemoryFlat
 }
@@ -234,10 +239,27 @@ func parseManifest(id string, data []byte) (Manifest, error) {
 	return m, nil
 }
 
+// madeOn says whether other, of an id that m needs, is the one it needs.
+func (m Manifest) madeOn(other Manifest) bool {
+	want, known := m.NeedsSHA256[other.ID]
+	return !known || want == other.SHA256
+}
+
+// isDigest says whether text is a SHA-256 as we write it.
+func isDigest(text string) bool {
+	return len(text) == 64 && strings.Trim(text, "0123456789abcdef") == ""
+}
+
 // check says what is wrong with a whole manifest but for its own digest.
 func (m Manifest) check() error {
 	if m.Format != format {
 		return fmt.Errorf("it has format %d", m.Format)
+	}
+	needs := m.Needs()
+	for id, sum := range m.NeedsSHA256 {
+		if !slices.Contains(needs, id) || !isDigest(sum) {
+			return fmt.Errorf("it has a digest of %.80q, which it does not need, or none", id)
+		}
 	}
 	if m.Created.IsZero() || m.Created.Year() > 9999 || m.Created.Year() < 1970 {
 		return errors.New("it has no date")
@@ -257,7 +279,7 @@ func (m Manifest) check() error {
 			return fmt.Errorf("%s has the size %d", f.Name, f.Size)
 		case f.Name == MemoryName && m.Memory.Kind == MemoryFlat && f.Size != m.ram():
 			return fmt.Errorf("memory has %d bytes, the machine %d", f.Size, m.ram())
-		case len(f.SHA256) != 64 || strings.Trim(f.SHA256, "0123456789abcdef") != "":
+		case !isDigest(f.SHA256):
 			return fmt.Errorf("the digest of %s is not 64 lower-case hex digits", f.Name)
 		case f.Sparse != m.sparse(f.Name):
 			return fmt.Errorf("%s has the wrong kind of digest", f.Name)

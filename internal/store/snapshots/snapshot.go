@@ -36,12 +36,13 @@ func (s *Store) Open(ctx context.Context, id string) (*Snapshot, error) {
 	}
 	sn := &Snapshot{s: s, c: c, n: c.byID[id]}
 	for _, n := range c.order {
-		if err := n.check(ctx, sn.uses(n), byStamp, func(string) {}); err != nil {
+		err := s.ownCopied(n, sn.uses(n))
+		if err == nil {
+			err = n.check(ctx, sn.uses(n), byStamp, func(string) {})
+		}
+		if err != nil {
 			c.release()
-			if n != sn.n {
-				err = fmt.Errorf("snapshot %s needs another: %w", id, err)
-			}
-			return nil, err
+			return nil, neededFor(id, n.m.ID, err)
 		}
 	}
 	return sn, nil
@@ -60,7 +61,7 @@ func (s *Store) Verify(ctx context.Context, id string, progress func(step string
 	defer c.release()
 	for _, n := range c.order {
 		if err := n.check(ctx, n.m.fileNames(), byDigest, progress); err != nil {
-			return err
+			return neededFor(id, n.m.ID, err)
 		}
 	}
 	return nil
@@ -110,6 +111,15 @@ func (sn *Snapshot) State() string { return sn.n.path(StateName) }
 // Size is what the snapshot itself takes on the disk, in bytes.
 func (sn *Snapshot) Size() int64 { return usage(sn.n.dir) }
 
+// Usage is what a snapshot takes on the disk itself, in bytes; 0 for one that is
+// not there.
+func (s *Store) Usage(id string) int64 {
+	if CheckID(id) != nil {
+		return 0
+	}
+	return usage(s.folder(id))
+}
+
 // usage is the disk usage of a file, or of the files in a folder.
 func usage(path string) int64 {
 	var st unix.Stat_t
@@ -136,4 +146,19 @@ func (sn *Snapshot) Close() error {
 	}
 	sn.held = nil
 	return errors.Join(append(errs, sn.c.release())...)
+}
+
+// ownCopied gives the files that QEMU opens to the user it runs as, if they are
+// ours: a home that root copied has lost who they belonged to.
+func (s *Store) ownCopied(n *node, names []string) error {
+	for _, name := range names {
+		var st unix.Stat_t
+		if !n.m.sparse(name) || unix.Lstat(n.path(name), &st) != nil || int(st.Uid) != os.Geteuid() || st.Mode&unix.S_IFMT != unix.S_IFREG {
+			continue // what is missing is somebody else's to report
+		}
+		if err := s.own(n.path(name)); err != nil {
+			return fmt.Errorf("snapshot %s: %w", n.m.ID, err)
+		}
+	}
+	return nil
 }

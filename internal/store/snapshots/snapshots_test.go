@@ -289,6 +289,34 @@ func TestWhatIsNotThereSaysWhatIs(t *testing.T) {
 	}
 }
 
+func TestAnotherSnapshotOfTheSameIDIsNotWhatOneWasMadeOn(t *testing.T) {
+	s := newStore(t)
+	published(t, s, "base", plan(KindTemplate, "", "base"))
+	published(t, s, "first", plan(KindSnapshot, "base", "base", "first"))
+	published(t, s, "second", plan(KindSnapshot, "first", "base", "first"))
+	if err := os.Rename(s.folder("base"), filepath.Join(t.TempDir(), "base")); err != nil {
+		t.Fatal(err)
+	}
+	another := plan(KindTemplate, "", "base")
+	another.Label = "made later"
+	published(t, s, "base", another)
+	open(t, s, "base").Close()
+	for _, id := range []string{"first", "second"} {
+		_, err := s.Open(t.Context(), id)
+		wantIs(t, err, ErrDamaged, "another than the one it was made on")
+		wantIs(t, s.Verify(t.Context(), id, nil), ErrDamaged, "another than the one it was made on")
+	}
+	found, err := s.Survey(t.Context())
+	if err != nil || !slices.Equal(found.Unusable, []string{"first", "second"}) {
+		t.Errorf("%+v, %v", found, err)
+	}
+	for _, id := range []string{"second", "first"} {
+		if err := s.Delete(t.Context(), id); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 func homeOf(t testing.TB) store.Home {
 	return store.Home(filepath.Join(t.TempDir(), "home"))
 }

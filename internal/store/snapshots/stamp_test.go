@@ -66,6 +66,30 @@ func TestATouchedFileCostsItsDigestOnce(t *testing.T) {
 	}
 }
 
+// Who opens a copied snapshot gives its files to QEMU's user, and another may
+// do so while this one reads them.
+func TestAFileThatIsGivenAwayWhileItIsReadIsNotDamaged(t *testing.T) {
+	var given []string
+	s := newStore(t, WithOwner(func(path string) error { given = append(given, filepath.Base(path)); return nil }))
+	published(t, s, "base", plan(KindTemplate, "", "base"))
+	published(t, s, "top", plan(KindSnapshot, "base", "base", "top"))
+	sn := open(t, s, "top")
+	if got := strings.Join(given, " "); got != "memory disk.qcow2 disk.qcow2" {
+		t.Errorf("%s were given away; QEMU opens no state and no difference", got)
+	}
+	for _, f := range sn.n.m.Files {
+		before, _, err := look(sn.n.path(f.Name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		was := before
+		was.ChangedNS--
+		if got, err := sn.n.read(t.Context(), f, was); err != nil || got != before {
+			t.Errorf("%s: stamp %v, want %v, %v", f.Name, got, before, err)
+		}
+	}
+}
+
 func TestVerifyReadsEverything(t *testing.T) {
 	s := newStore(t)
 	published(t, s, "base", plan(KindTemplate, "", "base"))

@@ -83,8 +83,9 @@ func WithFaults(fault func(op Op, path string) error) Option {
 	return func(s *Store) { s.disk.fault = fault }
 }
 
-// WithOwner gives files that the store itself makes for QEMU to their owner:
-// flat memory in the cache, memory and disks of an import.
+// WithOwner gives files for QEMU to their owner: what the store itself makes
+// (flat memory in the cache, memory and disks of an import), and at Open what
+// belongs to us still, in a home that was copied.
 func WithOwner(own func(path string) error) Option {
 	return func(s *Store) { s.own = own }
 }
@@ -155,15 +156,21 @@ func (s *Store) gate(ctx context.Context, mode store.LockMode) (*os.File, error)
 }
 
 // TemplateLock waits until nobody else makes the template of a key, which is
-// made like an id. The lock goes with the process.
-func (s *Store) TemplateLock(ctx context.Context, key string) (release func(), err error) {
+// made like an id; waiting is called first if somebody does. The lock goes with
+// the process.
+func (s *Store) TemplateLock(ctx context.Context, key string, waiting func()) (release func(), err error) {
 	if err := CheckID(key); err != nil {
 		return nil, fmt.Errorf("lock template: %w", err)
 	}
 	if err := s.make(); err != nil {
 		return nil, fmt.Errorf("lock template %.80q: %w", key, store.WithRemedy(err))
 	}
-	f, err := lockPath(ctx, filepath.Join(s.dir(), templatePrefix+key+".lock"))
+	path := filepath.Join(s.dir(), templatePrefix+key+".lock")
+	f, free := tryLockPath(path)
+	if !free {
+		waiting()
+		f, err = lockPath(ctx, path)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("lock template %.80q: %w", key, store.WithRemedy(err))
 	}
@@ -242,7 +249,25 @@ func (s *Store) notFound(id string) error {
 	return fmt.Errorf("%w: %.80q; there are %s%s", ErrNotFound, id, strings.Join(kept, ", "), more)
 }
 
-func damaged(id, format string, args ...any) error {
-	return fmt.Errorf("snapshot %s %w: %w; delete it, or bring its files back from a copy",
-		id, ErrDamaged, fmt.Errorf(format, args...))
+// damage is ErrDamaged of one snapshot.
+type damage struct {
+	id  string
+	err error
+}
+
+func (d *damage) Error() string {
+	return fmt.Sprintf("snapshot %s %v: %v; delete it, or bring its files back from a copy", d.id, ErrDamaged, d.err)
+}
+
+func (d *damage) Unwrap() []error { return []error{ErrDamaged, d.err} }
+
+func damaged(id, format string, args ...any) error { return &damage{id, fmt.Errorf(format, args...)} }
+
+// neededFor is what is wrong with snapshot of, for a call about snapshot id,
+// which needs it.
+func neededFor(id, of string, err error) error {
+	if of == id {
+		return err
+	}
+	return fmt.Errorf("snapshot %s needs another: %w", id, err)
 }

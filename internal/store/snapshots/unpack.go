@@ -22,11 +22,15 @@ func (in *importer) readSnapshot(id string) error {
 	}
 	m, err := parseManifest(id, data)
 	if err != nil {
-		return wrong("%w", err)
+		return notWhole(err)
 	}
-	for _, need := range m.needs() {
-		if _, ok := in.known[need]; !ok {
+	for _, need := range m.Needs() {
+		known, ok := in.known[need]
+		if !ok {
 			return wrong("snapshot %s needs %s, which is not before it", id, need)
+		}
+		if !m.madeOn(known) {
+			return wrong("snapshot %s was made on another %s than the one before it", id, need)
 		}
 	}
 	in.known[id] = m
@@ -42,11 +46,7 @@ func (in *importer) readSnapshot(id string) error {
 	if d == nil {
 		return nil
 	}
-	err = d.seal(in.ctx, m)
-	if errors.Is(err, ErrDamaged) {
-		return wrong("%w", err)
-	}
-	return err
+	return notWhole(d.seal(in.ctx, m))
 }
 
 // draftOf is a draft for a snapshot that is not here yet, else nil.
@@ -99,7 +99,7 @@ func (in *importer) readFile(d *Draft, id string, f File) (err error) {
 	if err := in.s.disk.truncate(w.f, f.Size); err != nil {
 		return err
 	}
-	if f.Name == StateName {
+	if !f.Sparse {
 		return nil
 	}
 	return in.s.own(d.Path(f.Name))

@@ -20,6 +20,8 @@ type Status struct {
 	ID    string `json:"id"`
 	Label string `json:"label,omitempty"`
 	State State  `json:"state"`
+	// Paused is true from Pause to Resume.
+	Paused bool `json:"paused"`
 	// Outlive is true when the VM does not end with the process that started
 	// it.
 	Outlive       bool `json:"outlive"`

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -150,9 +151,14 @@ func (g *guest) upgrade(ctx context.Context, stream net.Conn, message []byte) (*
 		return nil, g.explain(ctx, err)
 	}
 	header.N = 1 << 62 // frames bound themselves
-	if resp.StatusCode != http.StatusSwitchingProtocols {
+	switch {
+	case resp.Proto != "HTTP/1.1":
+		return nil, g.explain(ctx, fmt.Errorf("an answer in %s", resp.Proto))
+	case resp.StatusCode != http.StatusSwitchingProtocols:
 		defer resp.Body.Close()
 		return nil, g.refusal(ctx, resp)
+	case resp.Header.Get("Upgrade") != guestapi.ExecUpgrade:
+		return nil, g.explain(ctx, errors.New("an answer that changes to another protocol"))
 	}
 	return in, nil
 }

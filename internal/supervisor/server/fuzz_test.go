@@ -70,6 +70,8 @@ func FuzzExecRelay(f *testing.F) {
 func FuzzExecAnswer(f *testing.F) {
 	f.Add([]byte(switching + "rest"))
 	f.Add([]byte("HTTP/1.1 404 No\r\nContent-Length: 38\r\n\r\n{\"code\":\"not_found\",\"message\":\"\x1b[31m\"}"))
+	f.Add([]byte("HTTP/0.0 101 x\n\n"))
+	f.Add([]byte("HTTP/1.1 101 x\r\nUpgrade: h2c\r\n\r\n"))
 	f.Add([]byte("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\n"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		life, kill := context.WithCancelCause(context.Background())
@@ -78,8 +80,8 @@ func FuzzExecAnswer(f *testing.F) {
 		s := &server{life: life, machine: vm}
 		g := &guest{s: s, link: deadLink{}}
 		_, fault := g.upgrade(context.Background(), readConn{&sink{}, bytes.NewReader(data)}, []byte("request"))
-		if fault == nil && !bytes.HasPrefix(data, []byte("HTTP/1")) {
-			t.Fatal("that was no answer")
+		if fault == nil && !(bytes.HasPrefix(data, []byte("HTTP/1.1 ")) && bytes.Contains(data, []byte(guestapi.ExecUpgrade))) {
+			t.Fatal("that was no conversation")
 		}
 		if fault != nil && (fault.Message == "" || guestapi.CleanText(fault.Message) != fault.Message) {
 			t.Fatalf("fault %q", fault.Message)

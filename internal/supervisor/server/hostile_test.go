@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
@@ -52,10 +53,10 @@ func TestAGuestThatDoesNotGetReadyIsAnErrorThatSaysWhatItsConsoleShowed(t *testi
 			vm.exit("QEMU was killed")
 		}, []string{"QEMU was killed"}},
 		{"another protocol", agent{guestapi.Hello.Path: answer(guestapi.HelloInfo{Protocol: 3, ImageID: "image-1"})}.play,
-			[]string{"speaks protocol 3, this program 5", "kosa8 image build"}},
-		{"another image", agent{guestapi.Hello.Path: answer(guestapi.HelloInfo{Protocol: 5, ImageID: "image\x1b[2J"})}.play,
+			[]string{fmt.Sprintf("speaks protocol 3, this program %d", guestapi.Protocol), "kosa8 image build"}},
+		{"another image", agent{guestapi.Hello.Path: answer(guestapi.HelloInfo{Protocol: guestapi.Protocol, ImageID: "image\x1b[2J"})}.play,
 			[]string{`its image is "image?[2J", but its manifest says "image-1"`, "kosa8 image build"}},
-		{"prepared before", agent{guestapi.Hello.Path: answer(guestapi.HelloInfo{Protocol: 5, ImageID: "image-1", Prepared: true})}.play,
+		{"prepared before", agent{guestapi.Hello.Path: answer(guestapi.HelloInfo{Protocol: guestapi.Protocol, ImageID: "image-1", Prepared: true})}.play,
 			[]string{"has an identity already"}},
 		{"cannot prepare", agent{guestapi.Prepare.Path: refuse(guestapi.CodeNoSpace, "no room on the data disk")}.play,
 			[]string{"prepare the guest: no room on the data disk"}},

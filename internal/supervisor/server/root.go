@@ -16,6 +16,23 @@ import (
 // memory and the whole disk, and is made while the VM runs.
 const maxDepth = 128
 
+// becomeRoot makes the draft a root when it is time, or when there are more
+// overlays that are in no snapshot yet than one can have. Only then the error
+// of one that cannot is returned: any other becomes a difference like those
+// before it.
+func (t *shot) becomeRoot(ctx context.Context, m *snapshots.Manifest) (bool, error) {
+	must := len(t.h.orphans) > snapshots.MaxOverlays
+	if !must && t.h.base.Depth() < maxDepth {
+		return false, nil
+	}
+	err := t.makeRoot(ctx, m)
+	if err != nil && !must {
+		t.s.Log.Warn("snapshot", "error", err)
+		return false, nil
+	}
+	return err == nil, err
+}
+
 // makeRoot makes the draft a root, or leaves it as it is. The overlays that
 // are in no snapshot yet are in the root's, and not needed any more.
 func (t *shot) makeRoot(ctx context.Context, m *snapshots.Manifest) (err error) {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -48,8 +49,8 @@ type history struct {
 	// failed is how many bytes of memory the snapshot before this one could not
 	// write.
 	failed int64
-	paused bool
-	frozen bool // what the guest said when it was paused
+	paused atomic.Bool // changed by who has the turn
+	frozen bool        // what the guest said when it was paused
 	still  stillness
 
 	flattening limiter
@@ -113,7 +114,7 @@ func (s *server) servePause(ctx context.Context, _ guestapi.Empty) (guestapi.Emp
 		return guestapi.Empty{}, err
 	}
 	defer free()
-	if s.history.paused {
+	if s.history.paused.Load() {
 		return guestapi.Empty{}, nil
 	}
 	// What is done half has to be undone, so it does not end with the caller.
@@ -126,7 +127,8 @@ func (s *server) servePause(ctx context.Context, _ guestapi.Empty) (guestapi.Emp
 	if err := c.Pause(ctx); err != nil {
 		return guestapi.Empty{}, errors.Join(err, s.goOnAfter(c), s.thaw(g))
 	}
-	s.history.paused, s.history.frozen = true, frozen
+	s.history.frozen = frozen
+	s.history.paused.Store(true)
 	return guestapi.Empty{}, nil
 }
 
@@ -141,7 +143,7 @@ func (s *server) serveResume(ctx context.Context, _ guestapi.Empty) (guestapi.Em
 	if err := s.goOnAfter(c); err != nil {
 		return guestapi.Empty{}, err
 	}
-	s.history.paused = false
+	s.history.paused.Store(false)
 	return guestapi.Empty{}, s.thaw(g)
 }
 
@@ -255,9 +257,13 @@ func (t *shot) take(ctx context.Context) error {
 	return nil
 }
 
+// maxOrphans is how many snapshots in a row may fail after the disk had been
+// frozen. More overlays than a snapshot can have go into a root.
+const maxOrphans = 4 * snapshots.MaxOverlays
+
 // prepare does before the pause what can be done before it.
 func (t *shot) prepare(ctx context.Context) (err error) {
-	if n := len(t.h.orphans); n >= snapshots.MaxOverlays {
+	if n := len(t.h.orphans); n >= maxOrphans {
 		return fmt.Errorf("%d snapshots of this VM failed after its disk had been frozen, and there is no room for one more; "+
 			"copy what you need out of it and start afresh", n)
 	}
@@ -275,6 +281,11 @@ func (t *shot) prepare(ctx context.Context) (err error) {
 	}
 	if t.h.spare == nil {
 		if err := t.addSpare(ctx); err != nil {
+			return err
+		}
+	}
+	if snapshots.Kind(t.req.Kind) == snapshots.KindTemplate {
+		if err := t.s.rehearse(ctx, t.guest); err != nil {
 			return err
 		}
 	}
@@ -336,7 +347,7 @@ func (t *shot) addSpare(ctx context.Context) error {
 func (t *shot) standStill() (err error) {
 	ctx, cancel := context.WithTimeout(t.s.life, captureDeadline)
 	defer cancel()
-	if t.h.paused {
+	if t.h.paused.Load() {
 		t.info.Frozen = t.h.frozen
 		return t.copy(ctx)
 	}
@@ -388,17 +399,9 @@ func (t *shot) publish(ctx context.Context) error {
 	}
 	orphans := t.h.orphans
 	t.info.DiskChanged = len(orphans) > 0
-	isRoot := false
-	if t.h.base.Depth() >= maxDepth {
-		if err := t.makeRoot(ctx, &m); err != nil {
-			t.s.Log.Warn("snapshot", "error", err) // it becomes a difference like the others
-		} else {
-			isRoot = true
-		}
-	}
+	isRoot, err := t.becomeRoot(ctx, &m)
 	var moved int
-	var err error
-	if !isRoot {
+	if err == nil && !isRoot {
 		moved, err = t.moveOverlays()
 	}
 	if err == nil {

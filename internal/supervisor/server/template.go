@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/warren-vm/warren/internal/guestapi"
 	"github.com/warren-vm/warren/internal/store"
 	"github.com/warren-vm/warren/internal/store/snapshots"
 	"github.com/warren-vm/warren/internal/supervisor/control"
@@ -41,6 +42,17 @@ func (s *server) awaitIdle(ctx context.Context) error {
 			return context.Cause(ctx)
 		}
 	}
+}
+
+// rehearse renews a guest that will be a template, as every copy of it will
+// be: what that needs is in the guest's memory then, not on its disk, which
+// spares each copy 14 of 130 ms.
+func (s *server) rehearse(ctx context.Context, g *guest) error {
+	if _, err := s.freezePrograms(ctx, g); err != nil {
+		return err
+	}
+	_, err := call(ctx, g, guestapi.Renew, s.identity())
+	return errors.Join(err, s.thaw(g))
 }
 
 // makeTemplate freezes a VM that was booted for it. The VM ends: its memory is

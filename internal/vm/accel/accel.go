@@ -75,6 +75,10 @@ func Choose(ctx context.Context, cacheDir string) (Choice, error) {
 	return chooser{probe: kvmProbe{}, cache: cache{dir: cacheDir}, host: readHost()}.choose(ctx)
 }
 
+// OpenKVM says why this process cannot open KVM's device, which is the least
+// that using it takes.
+func OpenKVM() error { return kvmProbe{}.open() }
+
 // probe looks at KVM. It is an interface so that the decision can be tested
 // on a machine without KVM.
 type probe interface {
