@@ -237,16 +237,34 @@ func runFuzz(ctx context.Context, pkgs []string, each time.Duration) tally {
 	return total
 }
 
-func fuzzOne(ctx context.Context, t target, each time.Duration) (string, error) {
-	out, err := command(ctx, "test", "-run", "^$", "-fuzz", "^"+t.name+"$", "-fuzztime", each.String(), "-parallel", "1", t.pkg).CombinedOutput()
-	text := string(out)
-	// A fuzzer that is at work when its time is over sometimes reports that as
-	// a failure. A found input is always named.
-	if err != nil && strings.Contains(text, "context deadline exceeded") &&
-		!strings.Contains(text, "Failing input") && !strings.Contains(text, "panic:") {
-		err = nil
+// fuzzOne runs a target, and once more if the fuzzer itself failed: one that is
+// at work when its time is over, or whose worker dies while it shortens an
+// input, reports that as the target's failure. What a target did wrong always
+// comes with an input or a panic.
+func fuzzOne(ctx context.Context, t target, each time.Duration) (out string, err error) {
+	for range 2 {
+		// Shortening an input that only reached new code takes a minute by
+		// default, which leaves no time for others.
+		data, failed := command(ctx, "test", "-run", "^$", "-fuzz", "^"+t.name+"$", "-fuzztime", each.String(),
+			"-fuzzminimizetime", "10x", "-parallel", "1", t.pkg).CombinedOutput()
+		out, err = string(data), failed
+		if err == nil || ctx.Err() != nil || foundInput(out) {
+			break
+		}
+		fmt.Printf("the fuzzer of %s %s failed without an input\n%s\n", short(t.pkg), t.name, out)
 	}
-	return text, err
+	return out, err
+}
+
+// foundInput tells whether a fuzzer's failure is the target's: an input that it
+// wrote, one of the seeds, a panic, or code that does not compile.
+func foundInput(out string) bool {
+	for _, mark := range []string{"Failing input", "failure while testing seed", "panic:", "[build failed]", "[setup failed]"} {
+		if strings.Contains(out, mark) {
+			return true
+		}
+	}
+	return false
 }
 
 func fuzzTargets(ctx context.Context, pkgs []string) ([]target, error) {

@@ -66,12 +66,10 @@ func (a *Agent) figures(context.Context, guestapi.Empty) (f guestapi.FiguresInfo
 		}
 	}
 	debug.FreeOSMemory()
-	var heap runtime.MemStats
-	runtime.ReadMemStats(&heap)
-	f.AgentHeap = int64(heap.HeapAlloc)
-	if f.AgentRSS, err = residentSize(); err != nil {
-		return f, err
-	}
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	f.AgentHeap = int64(m.HeapAlloc)
+	f.AgentMemory = int64(m.Sys - m.HeapReleased)
 	fds, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
 		return f, err
@@ -98,19 +96,6 @@ func parseMemory(text string) (total, available int64) {
 		}
 	}
 	return total, available
-}
-
-func residentSize() (int64, error) {
-	data, err := os.ReadFile("/proc/self/statm")
-	if err != nil {
-		return 0, err
-	}
-	f := strings.Fields(string(data))
-	if len(f) < 2 {
-		return 0, nil
-	}
-	pages, err := strconv.ParseInt(f[1], 10, 64)
-	return pages * int64(os.Getpagesize()), err
 }
 
 // shutdown answers before the machine goes down: the answer is handed to the

@@ -230,10 +230,12 @@ type FiguresInfo struct {
 	DiskFree     int64 `json:"disk_free"`
 	Processes    int   `json:"processes"`
 	// What follows is the agent's own. AgentHeap is what it holds: the heap
-	// right after a collection, so that two figures can be compared. AgentRSS
-	// is resident, read after the same collection gave back what was free.
+	// right after a collection, so that two figures can be compared.
+	// AgentMemory is that with stacks and the runtime's own, after the same
+	// collection gave back what was free. The resident size would say less: the
+	// guest's kernel merges pages into huge ones, 2 MiB at a time, used or not.
 	AgentHeap       int64 `json:"agent_heap"`
-	AgentRSS        int64 `json:"agent_rss"`
+	AgentMemory     int64 `json:"agent_memory"`
 	AgentFDs        int   `json:"agent_fds"`
 	AgentGoroutines int   `json:"agent_goroutines"`
 	Execs           int   `json:"execs"` // running now
